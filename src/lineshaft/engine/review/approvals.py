@@ -6,6 +6,7 @@ money while it waits. An agent with that capability may claim such a task like a
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,12 +35,23 @@ from lineshaft.types.json import raw
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 from lineshaft.types.work import Moved
 
+#: Counting the tasks that wait for one stops here.
+MAX_BLOCKED = 1_000
+
 _SQL = catalog.load(__name__)
 
 
 class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
     since: datetime
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LastDecision:
+    reviewer: str
+    at: datetime
+    approved: bool
+    note: str
 
 
 class Approvals:
@@ -76,6 +88,31 @@ class Approvals:
             ],
             encode_cursor(_Key(page[-1].since, page[-1].id)) if more else None,
         )
+
+    async def find(self, task_id: str) -> Approval | None:
+        """What a person is asked about this task; None: nothing, now."""
+        if not is_storable(task_id):
+            return None
+        async with self._database.connection() as connection:
+            found = await fetch_row(connection, _Waiting, _SQL["waiting_one"], {"id": task_id})
+        tasks = [] if found is None else await self._queries.tasks_by_id([task_id])
+        if found is None or not tasks:
+            return None
+        return Approval(tasks[0], found.kind, raw(found.schema), found.since)
+
+    async def blocked_by(self, ids: Sequence[str]) -> dict[str, int]:
+        """How many tasks wait directly for each of these; `MAX_BLOCKED` means that many or more."""
+        parameters = {"ids": list(ids), "limit": MAX_BLOCKED}
+        async with self._database.connection() as connection:
+            found = await fetch_rows(connection, _Blocked, _SQL["count_blocked"], parameters)
+        return {row.id: row.count for row in found}
+
+    async def last_decision(self, task_id: str) -> LastDecision | None:
+        """The last decision of a person about this task's output, or a person's answer."""
+        if not is_storable(task_id):
+            return None
+        async with self._database.connection() as connection:
+            return await fetch_row(connection, LastDecision, _SQL["last_decision"], {"id": task_id})
 
     async def decide(self, task_id: str, decision: ApprovalDecision) -> Status:
         """Approve or reject an output, or answer a task; returns the new status of the task."""
@@ -193,6 +230,12 @@ class _Waiting:
     kind: str
     since: datetime
     schema: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    id: str
+    count: int
 
 
 def _verdict(decision: ApprovalDecision) -> Verdict:

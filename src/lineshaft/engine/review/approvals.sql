@@ -46,6 +46,44 @@ WHERE (%(since)s::timestamptz IS NULL OR (live.ready_at, live.id) > (%(since)s::
 ORDER BY live.ready_at, live.id
 LIMIT %(limit)s::integer
 
+-- name: waiting_one
+-- One task, if its output or the task itself waits for a person.
+SELECT attempt.task_id AS id, 'gate' AS kind, attempt.gate_since AS since, task.gates -> attempt.gate_no::integer -> 'schema' AS schema
+FROM lineshaft.attempt
+JOIN lineshaft.task ON task.id = attempt.task_id
+WHERE attempt.task_id = %(id)s::text AND attempt.outcome = 'validating' AND attempt.gate = 'human'
+UNION ALL
+SELECT live.id, 'task', live.ready_at, jsonb_path_query_first(task.gates, '$[*] ? (@.method == "json-schema").schema')
+FROM lineshaft.task_live AS live
+JOIN lineshaft.task ON task.id = live.id
+WHERE live.id = %(id)s::text AND live.status = 'READY' AND task.required_capabilities @> '{human}'
+
+-- name: count_blocked
+-- Tasks that wait directly for these, by edge_dependents; up to a limit for each.
+SELECT input.id, blocked.count
+FROM unnest(%(ids)s::text[]) AS input (id)
+CROSS JOIN LATERAL (
+    SELECT count(*)::integer AS count
+    FROM (SELECT FROM lineshaft.edge WHERE edge.depends_on = input.id AND NOT edge.satisfied LIMIT %(limit)s::integer) AS waiting
+) AS blocked
+
+-- name: last_decision
+-- The last verdict of a person about a task's output, or the last answer of a person.
+SELECT coalesce(verdict.found ->> 'by', substr(attempt.agent_id, 7)) AS reviewer,
+    coalesce((verdict.found ->> 'at')::timestamptz, attempt.claimed_at) AS at,
+    coalesce((verdict.found ->> 'passed')::boolean, true) AS approved, coalesce(verdict.found -> 'reasons' ->> 0, '') AS note
+FROM lineshaft.attempt
+LEFT JOIN LATERAL (
+    SELECT each.found
+    FROM jsonb_array_elements(attempt.verdicts) WITH ORDINALITY AS each (found, no)
+    WHERE each.found ->> 'by' IS NOT NULL
+    ORDER BY each.no DESC
+    LIMIT 1
+) AS verdict ON true
+WHERE attempt.task_id = %(id)s::text AND (verdict.found IS NOT NULL OR attempt.agent_id LIKE 'human:%%')
+ORDER BY attempt.epoch DESC
+LIMIT 1
+
 -- name: read_task_for_person
 -- With the person's answer as its output.
 SELECT task.id, live.epoch + 1 AS epoch, 0::smallint AS gate_no, NULL::text AS gate, task.type, task.title, task.spec, task.gates,

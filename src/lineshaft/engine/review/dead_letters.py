@@ -19,7 +19,7 @@ from lineshaft.engine.artifacts.references import refer, unknown_artifacts
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_rows
-from lineshaft.engine.read.listing import patterns
+from lineshaft.engine.read.listing import patterns as like_patterns
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
 from lineshaft.engine.read.tasks import read_failed_attempts
@@ -58,6 +58,10 @@ from lineshaft.types.work import SPAWN_STEP
 
 #: Dead letters that one call decides about.
 MAX_BULK = 1_000
+#: Counting stops here.
+MAX_COUNTED = 100_000
+#: Hours that `recent` counts.
+RECENT_HOURS = 24
 #: Dead letters that one transaction decides about: enough to be fast, few enough not to block others.
 _PER_TRANSACTION = 100
 #: Tasks of a group that are named.
@@ -148,6 +152,37 @@ class DeadLetters:
                 limit=limit,
             )
             return [DeadLetterGroup(**row) for row in rows]
+
+        return await in_snapshot(self._database, read, for_filters=True)
+
+    async def count_open(self, filters: DeadLetterFilter) -> int:
+        """How many wait for a decision, including escalated ones; `MAX_COUNTED` means that many or more."""
+
+        async def read(reader: Reader) -> int:
+            (row,) = await reader.rows(
+                _SQL["count_dead_letters"], **filter_parameters(filters), open=True, limit=MAX_COUNTED
+            )
+            return int(row["count"])
+
+        return await in_snapshot(self._database, read, for_filters=True)
+
+    async def recent(
+        self, patterns: Sequence[str], *, types: Sequence[str] = (), categories: Sequence[str] = ()
+    ) -> dict[str, list[int]]:
+        """Dead letters without a decision by pattern, for each of the last `RECENT_HOURS`, oldest first."""
+        refuse_unstorable(pattern=patterns, type=types, category=categories)
+
+        async def read(reader: Reader) -> dict[str, list[int]]:
+            found = {pattern: [0] * RECENT_HOURS for pattern in patterns}
+            for row in await reader.rows(
+                _SQL["recent_dead_letters"],
+                patterns=list(patterns),
+                types=list(types) or None,
+                categories=list(categories) or None,
+                hours=RECENT_HOURS,
+            ):
+                found[row["pattern"]][RECENT_HOURS - 1 - row["hours_ago"]] = row["count"]
+            return found
 
         return await in_snapshot(self._database, read, for_filters=True)
 
@@ -340,7 +375,7 @@ def filter_parameters(wanted: DeadLetterFilter) -> dict[str, Any]:
         if name not in tuple(Resolution):
             fault = f"must be one of {', '.join(Resolution)}, got {name!r}"
             raise InvalidInputError(errors=[("resolution", fault)])
-    like = patterns([wanted.error_contains] if wanted.error_contains else [])
+    like = like_patterns([wanted.error_contains] if wanted.error_contains else [])
     return {
         "reviewed": wanted.reviewed,
         "types": names(wanted.type) or None,

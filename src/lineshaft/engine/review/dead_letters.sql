@@ -1,8 +1,4 @@
--- name: list_dead_letters
--- Newest first, by dead_letter_to_review or dead_letter_by_age. A task has one entry for each time it was dead-lettered.
-SELECT dead.task_id, dead.revival, dead.dead_lettered_at, dead.poison_pill, dead.reviewed, dead.hidden, dead.total_cost_usd,
-    dead.category, dead.error, dead.pattern, dead.resolution, dead.reviewer, dead.note, dead.reviewed_at,
-    task.dag_id, task.type, task.title, task.spec, coalesce(live.status, ended.status)::text AS status
+-- fragment: matching_dead_letters
 FROM lineshaft.dead_letter AS dead
 JOIN lineshaft.task ON task.id = dead.task_id
 LEFT JOIN lineshaft.task_live AS live ON live.id = dead.task_id
@@ -18,6 +14,13 @@ WHERE (%(reviewed)s::boolean IS NULL OR dead.reviewed = %(reviewed)s::boolean)
   AND (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
   AND (%(dag_ids)s::text[] IS NULL OR task.dag_id = ANY (%(dag_ids)s::text[]))
   AND (%(open)s::boolean IS NOT TRUE OR NOT dead.reviewed OR (dead.resolution = 'escalate' AND ended.status = 'DEAD_LETTERED'))
+
+-- name: list_dead_letters
+-- Newest first, by dead_letter_to_review or dead_letter_by_age. A task has one entry for each time it was dead-lettered.
+SELECT dead.task_id, dead.revival, dead.dead_lettered_at, dead.poison_pill, dead.reviewed, dead.hidden, dead.total_cost_usd,
+    dead.category, dead.error, dead.pattern, dead.resolution, dead.reviewer, dead.note, dead.reviewed_at,
+    task.dag_id, task.type, task.title, task.spec, coalesce(live.status, ended.status)::text AS status
+-- include: matching_dead_letters
   AND (
     %(after_at)s::timestamptz IS NULL
     OR (dead.dead_lettered_at, dead.task_id, dead.revival)
@@ -49,6 +52,27 @@ WITH alike AS MATERIALIZED (
 SELECT alike.*, (SELECT dead.error FROM lineshaft.dead_letter AS dead WHERE dead.task_id = alike.task_ids[1] AND NOT dead.reviewed) AS example
 FROM alike
 ORDER BY alike.count DESC, alike.pattern
+
+-- name: count_dead_letters
+-- As list_dead_letters, up to a limit.
+SELECT count(*)::integer AS count
+FROM (
+    SELECT dead.task_id
+    -- include: matching_dead_letters
+    LIMIT %(limit)s::integer
+) AS matching
+
+-- name: recent_dead_letters
+-- Dead letters without a decision by pattern and by age in hours, by dead_letter_to_review.
+SELECT dead.pattern, greatest(floor(extract(epoch FROM clock.now - dead.dead_lettered_at) / 3600), 0)::integer AS hours_ago, count(*)::integer AS count
+FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+JOIN lineshaft.dead_letter AS dead ON dead.dead_lettered_at > clock.now - %(hours)s::integer * interval '1 hour'
+JOIN lineshaft.task ON task.id = dead.task_id
+WHERE NOT dead.reviewed
+  AND dead.pattern = ANY (%(patterns)s::text[])
+  AND (%(types)s::text[] IS NULL OR task.type = ANY (%(types)s::text[]))
+  AND (%(categories)s::text[] IS NULL OR dead.category = ANY (%(categories)s::text[]))
+GROUP BY dead.pattern, hours_ago
 
 -- name: last_review
 -- The last decision about a task, and its status now.
