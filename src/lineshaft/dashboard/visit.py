@@ -98,8 +98,17 @@ class View:
         return replace(self, context={**self.context, **more})
 
     def refused(self, error: Exception) -> "View":
-        """The same page with what was wrong with the form."""
-        return replace(self, context={**self.context, "error": error}, status=422)
+        """The same page with what was wrong with the form.
+
+        It isn't live: its address is that of the action, which isn't a page.
+        """
+        return replace(
+            self,
+            context={**self.context, "error": error},
+            topics=frozenset(),
+            refresh_sec=None,
+            status=422,
+        )
 
 
 @dataclass(frozen=True, slots=True)
