@@ -319,7 +319,9 @@ def _query(text: str) -> Values:
 
 
 def _url(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    # Names in paths may contain anything, and the server has decoded them.
+    path = quote(request.scope["path"], safe="/:@!$&'()*+,;=~")
+    return path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def _local(target: str) -> str:

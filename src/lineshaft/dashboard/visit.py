@@ -99,7 +99,11 @@ class View:
 
     def refused(self, error: Exception) -> "View":
         """The same page with what was wrong with the form."""
-        return replace(self, context={**self.context, "error": error}, status=422)
+        return replace(self.with_context(error=error).still(), status=422)
+
+    def still(self) -> "View":
+        """As the answer to an action: not live, because the address is that of the action, not of a page."""
+        return replace(self, topics=frozenset(), refresh_sec=None)
 
 
 @dataclass(frozen=True, slots=True)

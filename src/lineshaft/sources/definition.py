@@ -1,7 +1,7 @@
 """Definitions of sources: checked, with the defaults of their kind filled in, and compiled."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -26,6 +26,8 @@ MAX_OPEN = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: Parts of the paths of the API.
 _RESERVED = frozenset({"fire", "firings"})
+#: The page of the dashboard that creates a source.
+_NEW = "new"
 AGENT_PREFIX = "agent:"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
@@ -98,7 +100,9 @@ def checked(source: NewSource) -> NewSource:
 def _check_name(source: NewSource, faults: _Faults) -> None:
     name = source.name
     own = name.rpartition("/")[2] if agent_of(name) else name
-    if len(name) > MAX_NAME or not is_storable(name) or not _NAME.fullmatch(own) or own in _RESERVED:
+    if own in _RESERVED or name == _NEW:
+        faults.append(("name", f"{shown(name)} is part of an address; choose another name"))
+    elif len(name) > MAX_NAME or not is_storable(name) or not _NAME.fullmatch(own):
         form = "1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit, or agent:ID/NAME"
         faults.append(("name", f"must be {form}, got {shown(name)}"))
     elif agent_of(name) and source.kind is not SourceKind.SCHEDULE:
@@ -301,6 +305,12 @@ class Definition:
         if isinstance(source.every_sec, float | int):
             return ticks.Every(source.every_sec, created_at)
         return ticks.Cron(source.cron or "", source.timezone or "UTC")
+
+    def upcoming(self, created_at: datetime, now: datetime) -> Iterator[datetime]:
+        """When a schedule fires after now; other sources have no times."""
+        if self.source.kind is SourceKind.SCHEDULE:
+            for tick in self.ticks(created_at).onwards(now):
+                yield self.due_at(tick)
 
     def due_at(self, tick: datetime) -> datetime:
         """When a tick fires: with its jitter."""

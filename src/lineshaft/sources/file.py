@@ -35,15 +35,15 @@ def read(path: Path) -> list[NewSource]:
 
 
 def decode_yaml(content: bytes) -> Any:
-    """The document. In YAML a bare `on` is a boolean; as a key, it is the field of a source."""
     found = msgspec.yaml.decode(content)
     for each in found.get("sources") or [] if isinstance(found, dict) else []:
-        _name_on(each)
-    _name_on(found)
+        name_on(each)
+    name_on(found)
     return found
 
 
-def _name_on(source: Any) -> None:
+def name_on(source: Any) -> None:
+    """In YAML a bare `on` is a boolean; as a key, it is the field of a source."""
     if isinstance(source, dict) and True in source:
         source["on"] = source.pop(True)
 

@@ -61,11 +61,16 @@ class Cron:
 
     def after(self, instant: datetime) -> datetime:
         """The first tick after an instant."""
+        for tick in self.onwards(instant):
+            return tick
+        raise TickError("cron", f"{self._expression!r} has no further tick")
+
+    def onwards(self, instant: datetime) -> Iterator[datetime]:
+        """The ticks after an instant."""
         # The simulation goes by wall clock, which repeats an hour when clocks go back.
         for tick in self._simulated(instant - _CLOCK_CHANGE):
             if tick > instant:
-                return tick
-        raise TickError("cron", f"{self._expression!r} has no further tick")
+                yield tick
 
     def backwards(self, instant: datetime) -> Iterator[datetime]:
         """The ticks up to an instant, the latest first."""
@@ -121,6 +126,12 @@ class Every:
         while tick <= instant:
             tick += self._every
         return tick
+
+    def onwards(self, instant: datetime) -> Iterator[datetime]:
+        tick = self.after(instant)
+        while True:
+            yield tick
+            tick += self._every
 
     def backwards(self, instant: datetime) -> Iterator[datetime]:
         tick = self.after(instant) - self._every

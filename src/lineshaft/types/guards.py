@@ -1,6 +1,7 @@
 """Guards: document locks, circuit breakers, slowdowns, pauses."""
 
 from datetime import datetime
+from decimal import Decimal
 
 from msgspec import Struct
 
@@ -28,6 +29,8 @@ class Breaker(Struct, frozen=True):
     probe_task_id: str | None
     #: Opened by hand: it stays open until it is reset.
     forced: bool
+    #: When a claim may take a task as a probe; None: not automatically.
+    probe_at: datetime | None = None
 
 
 class Slowdown(Struct, frozen=True):
@@ -45,3 +48,15 @@ class Pause(Struct, frozen=True):
     reason: str | None
     #: Who paused it; None: unknown, or the cost-velocity stop.
     actor: str | None
+
+
+class ShortDag(Struct, frozen=True):
+    """A DAG whose budget is too small for some of its READY tasks."""
+
+    id: str
+    title: str
+    budget_ceiling_usd: Decimal
+    spent_usd: Decimal
+    reserved_usd: Decimal
+    #: READY tasks that it can't pay for; of all DAGs, the first 10,000 are counted.
+    waiting: int

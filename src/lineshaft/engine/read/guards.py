@@ -8,6 +8,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor, invalid_cursor
 from lineshaft.engine.read.snapshot import Reader
 from lineshaft.types import Breaker, Lock, Page, Pause, Slowdown
+from lineshaft.types.guards import ShortDag
 from lineshaft.types.page import check_limit
 
 #: Waiters for one lock that are counted.
@@ -45,6 +46,12 @@ async def read_slowdowns(reader: Reader, limit: int, cursor: str | None) -> Page
 
 async def read_pauses(reader: Reader) -> list[Pause]:
     return [Pause(**row) for row in await reader.rows(_SQL["pauses"])]
+
+
+async def read_short_dags(reader: Reader, limit: int) -> list[ShortDag]:
+    """DAGs whose budget keeps READY tasks waiting, with the most waiting first."""
+    rows = await reader.rows(_SQL["short_dags"], most=_MOST_WAITING, limit=limit)
+    return [ShortDag(**row) for row in rows]
 
 
 async def _page(

@@ -15,14 +15,14 @@ ORDER BY held.key
 LIMIT %(limit)s::integer
 
 -- name: breakers
-SELECT key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_task_id, forced
+SELECT key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_task_id, forced, probe_at
 FROM lineshaft.breaker
 WHERE %(after)s::text IS NULL OR key > %(after)s::text
 ORDER BY key
 LIMIT %(limit)s::integer
 
 -- name: breaker
-SELECT key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_task_id, forced
+SELECT key, state::text AS state, failures, last_failure, opened_at, half_open_at, probe_task_id, forced, probe_at
 FROM lineshaft.breaker WHERE key = %(key)s::text
 
 -- name: slowdowns
@@ -34,3 +34,17 @@ LIMIT %(limit)s::integer
 
 -- name: pauses
 SELECT type, since, reason, actor FROM lineshaft.pause ORDER BY type
+
+-- name: short_dags
+-- By task_live_budget_waiters; of all DAGs, `most` waiting tasks are counted.
+SELECT dag.id, dag.title, dag.budget_ceiling_usd, dag.spent_usd, dag.reserved_usd, parked.waiting
+FROM (
+    SELECT dag_id, count(*)::integer AS waiting
+    FROM (SELECT dag_id FROM lineshaft.task_live WHERE parked = 'dag_budget' ORDER BY dag_id LIMIT %(most)s::integer) AS waiter
+    GROUP BY dag_id
+    ORDER BY 2 DESC, dag_id
+    LIMIT %(limit)s::integer
+) AS parked
+JOIN lineshaft.dag ON dag.id = parked.dag_id
+WHERE dag.budget_ceiling_usd IS NOT NULL
+ORDER BY parked.waiting DESC, dag.id

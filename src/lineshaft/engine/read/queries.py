@@ -10,6 +10,7 @@ from typing import TypeVar
 from msgspec import Raw
 
 from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.read.agent_history import RecentClaim, read_recent_claims
 from lineshaft.engine.read.attention import read_attention
 from lineshaft.engine.read.costs import read_costs
 from lineshaft.engine.read.dags import read_dags
@@ -19,6 +20,7 @@ from lineshaft.engine.read.guards import (
     read_breakers,
     read_locks,
     read_pauses,
+    read_short_dags,
     read_slowdowns,
 )
 from lineshaft.engine.read.ids import IdKind, find_ids
@@ -53,6 +55,7 @@ from lineshaft.types import (
     Why,
 )
 from lineshaft.types.costs import DEFAULT_DAYS, check_days
+from lineshaft.types.guards import ShortDag
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 #: Ids that are read at once.
@@ -186,6 +189,14 @@ class Queries:
 
         return await in_snapshot(self._database, read, for_filters=True)
 
+    # Agents.
+
+    async def recent_claims(self, agent_id: str, *, limit: int = 20) -> list[RecentClaim]:
+        """What became of its latest claims; only the newest ends of all agents are searched."""
+        if not is_storable(agent_id):
+            return []
+        return await in_snapshot(self._database, lambda reader: read_recent_claims(reader, agent_id, limit))
+
     # Guards.
 
     async def locks(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Lock]:
@@ -205,6 +216,11 @@ class Queries:
 
     async def pauses(self) -> list[Pause]:
         return await in_snapshot(self._database, read_pauses)
+
+    async def short_dags(self, *, limit: int = DEFAULT_LIMIT) -> list[ShortDag]:
+        """DAGs whose budget keeps READY tasks waiting."""
+        check_limit(limit)
+        return await in_snapshot(self._database, lambda reader: read_short_dags(reader, limit))
 
     # Figures.
 

@@ -8,7 +8,8 @@ its key, so that the same delivery may succeed later; the failure is recorded.
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, NamedTuple
 
 from lineshaft.engine.feed.actor import act_json
@@ -25,8 +26,8 @@ from lineshaft.errors import (
     NotFoundError,
     UnavailableError,
 )
-from lineshaft.sources.definition import Definition, Rendered, compiled
-from lineshaft.types.sources import Fired, FiringOutcome, SourceKind
+from lineshaft.sources.definition import Definition, Rendered, checked, compiled
+from lineshaft.types.sources import Fired, FiringOutcome, NewSource, SourceKind
 
 _SQL = catalog.load(__name__)
 _log = logging.getLogger("lineshaft.sources")
@@ -37,6 +38,8 @@ _TRIES = 5
 #: Event sources whose work led to an event, one after another.
 MAX_CHAIN_DEPTH = 10
 _MAX_ERROR = 2_000
+#: Times of a schedule that a dry run shows.
+_UPCOMING = 5
 #: Tasks that an event names; the table `firing` has all of them.
 _NAMED_TASKS = 20
 
@@ -95,6 +98,20 @@ class TooMuchOpenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class DryRun:
+    """What an event would do."""
+
+    #: There is a `when`.
+    is_conditional: bool
+    #: Without work if `when` is not true.
+    rendered: Rendered
+    #: Something has fired under its key, so it would be a duplicate.
+    has_fired: bool
+    #: The next times of a schedule.
+    upcoming: list[datetime]
+
+
+@dataclass(frozen=True, slots=True)
 class _Result:
     outcome: FiringOutcome
     task_ids: list[str] = field(default_factory=list)
@@ -127,7 +144,9 @@ class Firings:
             row = await self.share(connection, name)
             if row is None or (unless_disabled and not row.is_enabled):
                 raise unknown_source(name)
-            fired = await self.fire_in(connection, row, occasion or Occasion(_default_event(row)))
+            fired = await self.fire_in(
+                connection, row, occasion or Occasion(_default_event(row.kind, row.now))
+            )
             if by_hand:
                 await self._log_fired(connection, name, fired)
             return fired
@@ -167,8 +186,26 @@ class Firings:
         row = await self.look_up(name)
         if row is None:
             raise unknown_source(name)
-        rendered = row.compiled.render(_default_event(row) if event is None else event, row.now)
+        rendered = row.compiled.render(_default_event(row.kind, row.now) if event is None else event, row.now)
         return Fired(tasks=[] if rendered.work is None else rendered.work.documents)
+
+    async def dry_run(self, source: NewSource, event: Mapping[str, Any] | None = None) -> DryRun:
+        """What an event would do to a source with this definition, stored or not.
+
+        Raises InvalidInputError if the definition isn't valid or can't be rendered.
+        """
+        definition = Definition(checked(source))
+        row = await self.look_up(source.name)
+        now = (self._database.now["now"] or datetime.now(UTC)) if row is None else row.now
+        given = _default_event(source.kind, now) if event is None else event
+        rendered = definition.render(given, now)
+        has_fired = False
+        if row is not None and rendered.key is not None:
+            wanted = {**self._database.now, "source_id": row.id, "key": _own_key(rendered.key).text}
+            async with self._database.connection() as connection:
+                has_fired = bool(await fetch_column(connection, _SQL["is_known_key"], wanted))
+        times = definition.upcoming(now if row is None else row.created_at, now)
+        return DryRun(bool(source.when), rendered, has_fired, list(islice(times, _UPCOMING)))
 
     async def run(self, work: Callable[[Connection], Awaitable[Fired]]) -> Fired:
         """Run work in a transaction; again after open work was cancelled that is in its way."""
@@ -253,7 +290,7 @@ class Firings:
         self, connection: Connection, row: SourceRow, occasion: Occasion, rendered: Rendered
     ) -> _Result:
         """Take the keys and submit the work. What raises leaves nothing behind, not even a key."""
-        keys = occasion.keys if rendered.key is None else [Key(f"key:{rendered.key}")]
+        keys = occasion.keys if rendered.key is None else [_own_key(rendered.key)]
         if keys and not await self._take_keys(connection, row.id, keys):
             return _Result(FiringOutcome.DUPLICATE)
         await self._check_open(connection, row)
@@ -348,9 +385,14 @@ def _failed(error: LineshaftError) -> _Result:
     return _Result(FiringOutcome.FAILED, error=text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}…")
 
 
-def _default_event(row: SourceRow) -> dict[str, Any]:
+def _own_key(rendered: str) -> Key:
+    """Of the field `idempotency`."""
+    return Key(f"key:{rendered}")
+
+
+def _default_event(kind: str, now: datetime) -> dict[str, Any]:
     """Of a source that is fired by hand without an event."""
-    return tick_event(row.now) if row.kind == SourceKind.SCHEDULE else {}
+    return tick_event(now) if kind == SourceKind.SCHEDULE else {}
 
 
 def tick_event(tick: datetime, missed: int = 0) -> dict[str, Any]:

@@ -18,6 +18,11 @@ ON CONFLICT (source_id, key) DO UPDATE SET expires_at = excluded.expires_at
     WHERE known.expires_at <= coalesce(%(now)s::timestamptz, now())
 RETURNING key
 
+-- name: is_known_key
+SELECT true FROM lineshaft.source_key
+WHERE source_id = %(source_id)s::bigint AND key = %(key)s::text
+  AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()))
+
 -- name: close_ended
 UPDATE lineshaft.source_work AS work SET is_open = false
 WHERE work.source_id = %(source_id)s::bigint AND work.is_open

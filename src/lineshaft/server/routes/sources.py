@@ -6,9 +6,10 @@ from msgspec import UNSET
 
 from lineshaft.engine.sources.firing import Occasion
 from lineshaft.errors import InvalidInputError
+from lineshaft.server.framework.auth import Principal
 from lineshaft.server.framework.routing import Answer, Routes
 from lineshaft.server.routes import requests
-from lineshaft.server.service import Call
+from lineshaft.server.service import Call, Service
 from lineshaft.sources.definition import agent_of
 from lineshaft.types import Page, Scope
 from lineshaft.types.sources import (
@@ -52,7 +53,7 @@ async def create_source(call: Call, body: NewSource) -> Answer:
     A schedule has `cron` or `every_sec`, a webhook `verify`. Strings of the template may contain
     `${EXPRESSION}`, in JMESPath, over `event`, `source` and `now`.
     """
-    _check_verification(call, body.verify)
+    check_verification(call.service, call.principal, body.verify)
     return Answer(await call.service.engine.sources.create(body), 201)
 
 
@@ -69,7 +70,7 @@ async def apply_sources(call: Call, body: requests.ApplySources) -> Answer:
     survives. `dry_run` only returns the differences.
     """
     for source in body.sources:
-        _check_verification(call, source.verify)
+        check_verification(call.service, call.principal, source.verify)
     changes = await call.service.engine.sources.apply(body.sources, origin=body.origin, dry_run=body.dry_run)
     return Answer(SourceChanges(changes))
 
@@ -128,7 +129,7 @@ async def put_source(call: Call, body: requests.PutSource) -> Answer:
         call.principal.check(Scope.OPERATE)
     elif not call.principal.may(Scope.OPERATE):
         call.principal.check_agent(agent)
-    _check_verification(call, body.verify)
+    check_verification(call.service, call.principal, body.verify)
     given: dict[str, Any] = {field: getattr(body, field) for field in SourceFields.__struct_fields__}
     source, made = await call.service.engine.sources.put(
         NewSource(name=name, kind=body.kind, **given),
@@ -148,7 +149,7 @@ async def change_source(call: Call, body: SourceFields) -> Answer:
     """Change fields of a source. `enabled` false pauses it until it is enabled by hand."""
     if not definition_of(body):
         raise InvalidInputError(errors=[("", "nothing to change: give a field of the source")])
-    _check_verification(call, body.verify)
+    check_verification(call.service, call.principal, body.verify)
     name = call.path["name"]
     return Answer(await call.service.engine.sources.patch(name, body))
 
@@ -160,7 +161,7 @@ async def delete_source(call: Call) -> Answer:
     return Answer(status=204)
 
 
-def _check_verification(call: Call, verify: Any) -> None:
+def check_verification(service: Service, principal: Principal, verify: Any) -> None:
     """A webhook without a signature lets anybody create work, so only an administrator may open one."""
-    if isinstance(verify, Verification) and verify.scheme == "none" and call.service.needs_tokens:
-        call.principal.check(Scope.ADMIN)
+    if isinstance(verify, Verification) and verify.scheme == "none" and service.needs_tokens:
+        principal.check(Scope.ADMIN)
