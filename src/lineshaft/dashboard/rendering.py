@@ -162,4 +162,4 @@ class Renderer:
     def parts(self, template: str, context: Mapping[str, Any]) -> dict[str, str]:
         """The parts of a page that change while it is open, as the layout marks them."""
         page = self.page(template, context)
-        return {name: part for name, part in _PART.findall(page)}
+        return dict(_PART.findall(page))
