@@ -1,5 +1,271 @@
-"""DAGs: the list, and one DAG with its picture."""
+"""DAGs: the list, and one DAG with its picture, its money and what holds it up."""
 
-from lineshaft.dashboard.visit import Pages
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from markupsafe import Markup
+from msgspec import UNSET
+from starlette.responses import RedirectResponse, Response
+
+from lineshaft.dashboard.visit import EVERYTHING, Done, Pages, View, Visit
+from lineshaft.errors import InvalidInputError, NotFoundError
+from lineshaft.model import graph
+from lineshaft.model.states import Status
+from lineshaft.pictures import DagPicture, dag_mermaid, dag_svg, edges_of, nodes_of
+from lineshaft.pictures.nodes import Box, Group
+from lineshaft.types import Dag, DagFilter, Task, TaskFilter
+from lineshaft.types.page import MAX_LIMIT
 
 pages = Pages()
+
+_ROWS = 50
+_STATUSES = ("running", "pending", "failed", "completed", "cancelled")
+#: Tasks that are read for one page. The table of a larger DAG is the list of tasks.
+_MOST_TASKS = 2_000
+#: From here on an open page is rendered less often.
+_MANY_TASKS = 100
+_BLOCKERS = 5
+
+
+@pages.page("/dags")
+async def dags(visit: Visit) -> View:
+    query = visit.query
+    status = [name for name in query.all("status") if name in _STATUSES]
+    virtual = query.get("all") == "yes"
+    found = await visit.engine.read.dags(
+        DagFilter(status=status, q=query.all("q")[:1], virtual=virtual),
+        limit=_ROWS,
+        cursor=query.get("cursor") or None,
+    )
+    return View(
+        "dags.html",
+        "DAGs",
+        {
+            "dags": found.items,
+            "next_cursor": found.next_cursor,
+            "chosen": status,
+            "statuses": _STATUSES,
+            "virtual": virtual,
+            "states": _states,
+        },
+        topics=frozenset({EVERYTHING}),
+        at_most_every_sec=1.0,
+    )
+
+
+@pages.page("/dags/{id}")
+async def dag(visit: Visit) -> View | Response:
+    shown = await _read(visit)
+    if isinstance(shown, Response):
+        return shown
+    return View(
+        "dag.html",
+        shown.dag.title,
+        {
+            "dag": shown.dag,
+            "tasks": shown.tasks,
+            "more": len(shown.dag.tasks) - len(shown.tasks),
+            "states": _states(shown.dag.counts),
+            "open_count": sum(
+                count for status, count in shown.dag.counts.items() if not Status(status).ended
+            ),
+            "failed_count": shown.dag.counts.get(Status.DEAD_LETTERED, 0),
+            "picture": _picture(shown, visit),
+            "collapsed": _is_collapsed(visit),
+            "critical": set(shown.dag.critical_path),
+            "blockers": _blockers(shown.tasks),
+            "spans": _spans(shown.tasks),
+        },
+        topics=frozenset({f"dag:{shown.dag.id}"}),
+        at_most_every_sec=0.25 if len(shown.tasks) <= _MANY_TASKS else 1.0,
+        refresh_sec=30.0,
+    )
+
+
+@pages.page("/dags/{id}/picture.svg")
+async def picture_file(visit: Visit) -> Response:
+    shown = await _read(visit)
+    if isinstance(shown, Response):
+        return shown
+    nodes = nodes_of(shown.tasks, datetime.now(UTC))
+    text = dag_svg(nodes, edges_of(shown.tasks), title=shown.dag.title)
+    return _file(text, "image/svg+xml", f"{shown.dag.id}.svg")
+
+
+@pages.page("/dags/{id}/picture.mmd")
+async def mermaid_file(visit: Visit) -> Response:
+    shown = await _read(visit)
+    if isinstance(shown, Response):
+        return shown
+    nodes = nodes_of(shown.tasks, datetime.now(UTC))
+    return _file(
+        dag_mermaid(nodes, edges_of(shown.tasks), title=shown.dag.title),
+        "text/plain; charset=utf-8",
+        f"{shown.dag.id}.mmd",
+    )
+
+
+# What is done to a DAG.
+
+
+@pages.action("/dags/{id}/cancel")
+async def cancel(visit: Visit) -> Done:
+    cancelled = await visit.engine.operations.cancel_dag(
+        visit.path["id"], visit.form.get("reason", "cancelled on the dashboard")
+    )
+    return Done(_address(visit), f"Cancelled {len(cancelled)} tasks.")
+
+
+@pages.action("/dags/{id}/budget")
+async def change_budget(visit: Visit) -> Done:
+    how, amount = visit.form.get("how"), visit.form.number("usd")
+    if how not in {"add", "set", "none"}:
+        raise InvalidInputError(errors=[("how", "must be add, set or none")])
+    if how != "none" and amount is None:
+        raise InvalidInputError(errors=[("usd", "is missing: how much?")])
+    await visit.engine.budgets.change_dag(
+        visit.path["id"],
+        ceiling_usd=None if how == "none" else amount if how == "set" else UNSET,
+        add_usd=amount if how == "add" else None,
+        title=None,
+    )
+    return Done(_address(visit), "The budget is changed. Tasks that it can pay for run now.")
+
+
+@pages.action("/dags/{id}/retry")
+async def retry_failed(visit: Visit) -> Done:
+    wanted = TaskFilter(dag_id=visit.path["id"], status=(Status.DEAD_LETTERED,))
+    retried = await visit.engine.matching.retry(wanted)
+    return Done(_address(visit), f"Retried {retried.count} failed tasks; what waited for them follows.")
+
+
+# How it is shown.
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    dag: Dag
+    tasks: Sequence[Task]
+
+
+async def _read(visit: Visit) -> _Shown | Response:
+    """The DAG with its tasks, or the address of the one that a short id means."""
+    name = visit.path["id"]
+    try:
+        found = await visit.engine.read.dag(name)
+    except NotFoundError:
+        candidates = await visit.engine.read.find_ids(name, "dag")
+        if len(candidates) != 1:
+            raise
+        return RedirectResponse(f"/dags/{quote(candidates[0], safe='')}", 303)
+    tasks: list[Task] = []
+    cursor: str | None = None
+    while len(tasks) < _MOST_TASKS:
+        page = await visit.engine.read.tasks(TaskFilter(dag_id=found.id), limit=MAX_LIMIT, cursor=cursor)
+        tasks += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    place = {task_id: number for number, task_id in enumerate(found.tasks)}
+    return _Shown(found, sorted(tasks, key=lambda task: place.get(task.id, len(place))))
+
+
+def _is_collapsed(visit: Visit) -> bool | None:
+    """What the address asks for; None: as the number of tasks suggests."""
+    return {"yes": True, "no": False}.get(visit.query.get("collapse"))
+
+
+def _picture(shown: _Shown, visit: Visit) -> Markup:
+    nodes = nodes_of(shown.tasks, datetime.now(UTC))
+    expanded = visit.query.all("open")
+    picture = DagPicture(nodes, edges_of(shown.tasks), collapse=_is_collapsed(visit), expanded=expanded)
+
+    def link(box: Box) -> str:
+        if isinstance(box, Group):
+            opened = "&".join(f"open={quote(name, safe='')}" for name in (*expanded, box.id))
+            return f"{_address(visit)}?{opened}"
+        return f"/tasks/{quote(box.id, safe='')}"
+
+    return Markup(picture.svg(title=shown.dag.title, standalone=False, link=link))  # noqa: S704 - it escapes
+
+
+class Blocker(NamedTuple):
+    task: Task
+    #: Unfinished tasks that wait for it, directly or not.
+    behind: int
+
+
+def _blockers(tasks: Sequence[Task]) -> list[Blocker]:
+    """Tasks that could be worked on, by how much unfinished work waits behind them."""
+    unfinished = {task.id: task for task in tasks if task.status is not Status.COMPLETED}
+    waits_for = {
+        name: [upstream for upstream in task.depends_on if upstream in unfinished]
+        for name, task in unfinished.items()
+    }
+    behind: dict[str, set[str]] = {name: set() for name in unfinished}
+    for name in reversed(graph.order(waits_for)):
+        for upstream in waits_for[name]:
+            behind[upstream] |= {name, *behind[name]}
+    first = [Blocker(task, len(behind[name])) for name, task in unfinished.items() if not waits_for[name]]
+    return sorted((each for each in first if each.behind), key=lambda each: -each.behind)[:_BLOCKERS]
+
+
+class Span(NamedTuple):
+    """When a task was worked on, in percent of the DAG's time."""
+
+    start: float
+    width: float
+
+
+def _spans(tasks: Sequence[Task]) -> Mapping[str, Span]:
+    started = {task.id: task.first_started_at for task in tasks if task.first_started_at is not None}
+    if not started:
+        return {}
+    now = datetime.now(UTC)
+    ends = {task.id: task.ended_at or now for task in tasks if task.id in started}
+    begin = min(started.values())
+    whole = max((max(ends.values()) - begin).total_seconds(), 0.001)
+    spans = {}
+    for name, at in started.items():
+        start = (at - begin).total_seconds() / whole * 100
+        width = max((ends[name] - at).total_seconds() / whole * 100, 0.5)
+        spans[name] = Span(round(min(start, 99.5), 2), round(width, 2))
+    return spans
+
+
+class StateShare(NamedTuple):
+    status: str
+    number: int
+    #: In percent: where its part of a bar begins, and how wide it is.
+    start: float
+    width: float
+
+
+def _states(counts: Mapping[str, int]) -> list[StateShare]:
+    """The parts of a bar, in the order of the states."""
+    known = Counter({Status(name): count for name, count in counts.items()})
+    total = max(sum(known.values()), 1)
+    shares, start = [], 0.0
+    for status in (Status.COMPLETED, *(each for each in Status if each is not Status.COMPLETED)):
+        if count := known[status]:
+            width = count / total * 100
+            shares.append(StateShare(status.value, count, round(start, 2), round(width, 2)))
+            start += width
+    return shares
+
+
+def _address(visit: Visit) -> str:
+    return f"/dags/{quote(visit.path['id'], safe='')}"
+
+
+def _file(text: str, media_type: str, name: str) -> Response:
+    headers: dict[str, Any] = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(text, media_type=media_type, headers=headers)

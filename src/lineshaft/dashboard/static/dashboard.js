@@ -96,7 +96,11 @@ function apply(update, withNew) {
         return true;
       },
       beforeNodeMorphed(node) { return !(node.nodeType === 1 && node.hasAttribute("data-keep")); },
-      beforeAttributeUpdated(name, node) { return !(name === "open" && node.matches("details, dialog")); },
+      beforeAttributeUpdated(name, node) {
+        // What the person opened or moved stays so.
+        if (name === "style") return false;
+        return !(name === "open" && node.matches("details, dialog"));
+      },
     },
   });
   const navigation = document.getElementById("navigation");
