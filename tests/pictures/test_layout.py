@@ -79,6 +79,13 @@ def test_parts_without_edges_between_them_share_the_width() -> None:
     assert len({x for x, _ in chains.corners}) > 3
 
 
+def test_alike_boxes_are_in_their_own_order_from_top_to_bottom() -> None:
+    for leaves in (2, 5, 40):
+        found = layout(leaves + 1, tuple((0, leaf) for leaf in range(1, leaves + 1)))
+        heights = [y for _, y in found.corners[1:]]
+        assert heights == sorted(heights)
+
+
 def test_a_chain_is_a_straight_line() -> None:
     found = layout(5, tuple(pairwise(range(5))))
     assert len({y for _, y in found.corners}) == 1

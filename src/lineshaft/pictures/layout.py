@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from fast_sugiyama import from_edges
 
@@ -169,12 +170,20 @@ def _plain(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int])
 
 
 def _separate_all(part: _Part) -> None:
-    """Move places apart where the library left them too close; their order stays."""
+    """Move places apart where the library left them too close, with the first boxes above the others."""
     columns: defaultdict[int, list[int]] = defaultdict(list)
     for name, place in part.places.items():
         columns[place.column].append(name)
     for members in columns.values():
         members.sort(key=lambda name: (part.places[name].y, name))
+    boxes = [[name for name in members if part.places[name].is_box] for members in columns.values()]
+    if sum(1 if one < other else -1 for names in boxes for one, other in pairwise(names)) < 0:
+        # Upside down there are as many crossings, and more boxes in their own order.
+        for place in part.places.values():
+            place.y = -place.y
+        for members in columns.values():
+            members.reverse()
+    for members in columns.values():
         _separate(part, members)
 
 
