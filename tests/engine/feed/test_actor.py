@@ -1,12 +1,14 @@
 """Who acts: recorded with acts by hand, and with nothing else."""
 
+import asyncio
 from datetime import timedelta
 
 import pytest
 
 from lineshaft.duties.on_demand import OnDemand
 from lineshaft.engine.feed.actor import MAX_REASON, acting, acting_as, with_actor
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from tests.engine.review.test_approvals import at_the_gate, yes
 from tests.engine.sources.helpers import column, put, schedule
 from tests.world import World, cancel_claim, ref
 
@@ -77,3 +79,35 @@ async def test_a_cancellation_by_hand_names_the_actor_in_all_of_its_tasks(world:
         first: {"reason": "enough", "actor": "ann"},
         second: {"reason": f"Parent {first} cancelled", "actor": "ann"},
     }
+
+
+async def test_of_two_decisions_about_an_output_one_is_recorded(world: World) -> None:
+    task_id = await at_the_gate(world)
+
+    async def decide(name: str) -> bool:
+        with acting_as(name):
+            try:
+                await world.engine.approvals.decide(task_id, yes(name))
+            except InvalidTransitionError:
+                return False
+            return True
+
+    names = ("ann", "bob")
+    won = await asyncio.gather(*map(decide, names))
+
+    assert sorted(won) == [False, True]
+    (data,) = column(world, "SELECT data FROM lineshaft.events WHERE kind = 'approval.decided'")
+    winner = names[won.index(True)]
+    assert data == {"approve": True, "reviewer": winner, "actor": winner}
+
+
+async def test_a_token_is_revoked_once(world: World) -> None:
+    tokens = world.engine.tokens
+    made = await tokens.create("ci", "read")
+
+    await asyncio.gather(*(tokens.revoke(made.id) for _ in range(3)))
+
+    kinds = column(world, "SELECT kind FROM lineshaft.events WHERE kind LIKE 'token.%%' ORDER BY seq")
+    assert kinds == ["token.created", "token.revoked"]
+    (data,) = column(world, "SELECT data FROM lineshaft.events WHERE kind = 'token.revoked'")
+    assert data == {"token_id": made.id, "name": "ci", "scope": "read"}
