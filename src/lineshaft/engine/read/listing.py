@@ -21,7 +21,7 @@ from lineshaft.model.states import ENDED, LIVE, Status
 from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, names
 
 #: Up to this many tasks are collected and sorted; more are walked.
-FEW = 10_000
+FEW = 5_000
 #: Rows that a walk reads in one statement, and the number of statements for one page.
 SCAN, PARTS = 20_000, 10
 
