@@ -32,6 +32,7 @@ async def read_costs(
     midnight = datetime.combine(today, time(), UTC)
     everything = type_ is None and model is None and agent_id is None
     span = {"since": since, "upto": today}
+    await reader.send(_SQL["plan_to_scan"])
     filters = {**span, "type": type_, "model": model, "agent_id": agent_id}
     days_ended = await reader.send(_SQL["days"], **filters)
     lines = await reader.send(_SQL["lines"], **filters, most=_LINES)

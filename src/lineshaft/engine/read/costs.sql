@@ -1,3 +1,7 @@
+-- name: plan_to_scan
+-- The table of costs is small: with many days most of it is read. It has few groups, fewer than the planner thinks: never sort all rows.
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_sort', 'off', true)
+
 -- fragment: sums
 coalesce(sum(attempts), 0)::bigint AS attempts, coalesce(sum(failed), 0)::bigint AS failed, coalesce(sum(retries), 0)::bigint AS retries,
 coalesce(sum(unpriced), 0)::bigint AS unpriced, coalesce(sum(tokens_input), 0)::bigint AS tokens_input,
@@ -17,7 +21,6 @@ FROM lineshaft.cost_day
 WHERE
 -- include: filters
 GROUP BY day
-ORDER BY day
 
 -- name: lines
 -- The other tables of costs, from one pass over the rows of the days. Of each list the most expensive `most`; the rest are one line.
