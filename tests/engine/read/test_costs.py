@@ -250,10 +250,11 @@ async def test_a_late_commit_counts_once_and_on_its_own_day(
     )
     clock.advance(86_400)
     with psycopg.connect(dsn) as late:
-        late.execute(
-            "INSERT INTO lineshaft.event (at, kinds, task_id, epoch) VALUES (%s, '{task.completed}', %s, 1)",
-            [ended_at, done],
-        )
+        for kinds, epoch in (("{task.created}", 0), ("{task.claimed}", 1), ("{task.completed}", 1)):
+            late.execute(
+                "INSERT INTO lineshaft.event (at, kinds, task_id, epoch) VALUES (%s, %s, %s, %s)",
+                [ended_at, kinds, done, epoch],
+            )
         await pay(world, "code", "4")
         assert (await world.engine.read.costs()).total.cost_usd == 4
     for _ in range(2):
