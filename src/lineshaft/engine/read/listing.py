@@ -23,7 +23,7 @@ from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, nam
 #: Up to this many tasks are collected and sorted; more are walked.
 FEW = 5_000
 #: Rows that a walk reads in one statement, and the number of statements for one page.
-SCAN, PARTS = 20_000, 10
+SCAN, PARTS = 20_000, 6
 
 _SQL = catalog.load(__name__)
 
