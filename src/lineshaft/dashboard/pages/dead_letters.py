@@ -14,6 +14,7 @@ from lineshaft.dashboard.spec_compare import MOST_SHOWN, Difference, differences
 from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
 from lineshaft.engine.review.dead_letters import MAX_BULK, MAX_COUNTED
 from lineshaft.errors import AlreadyReviewedError, InvalidInputError, InvalidTransitionError, LineshaftError
+from lineshaft.model.printable import printable
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.reviews import ALL_STEPS, RETRIES, Resolution, ResolutionRequest
 from lineshaft.model.spec_change import spec_changes
@@ -49,7 +50,7 @@ WORDS = {
     Resolution.RETRY: _Words(
         "Retry",
         "Retried",
-        "The task starts again with all its attempts. Recorded steps are kept, unless you forget them.",
+        "A retried task starts again with all its attempts. Recorded steps are kept, unless you forget them.",
     ),
     Resolution.MODIFY_AND_RETRY: _Words(
         "Change and retry",
@@ -57,16 +58,21 @@ WORDS = {
         "The spec is changed, and the task starts again with all its attempts.",
     ),
     Resolution.CANCEL: _Words(
-        "Cancel", "Cancelled", "The task is cancelled, and so are the tasks that depend on it.", danger=True
+        "Cancel",
+        "Cancelled",
+        "A cancelled task never runs, and the tasks that depend on it are cancelled too.",
+        danger=True,
     ),
     Resolution.DELETE: _Words(
         "Delete",
         "Deleted",
-        "The task is cancelled with the tasks that depend on it, and this entry disappears from lists.",
+        "A deleted dead letter disappears from lists, and its task is cancelled with all that depend on it.",
         danger=True,
     ),
     Resolution.ESCALATE: _Words(
-        "Escalate", "Escalated", "It stays a dead letter, and an alert asks another person to decide."
+        "Escalate",
+        "Escalated",
+        "An escalated task stays a dead letter, and an alert asks another person to decide.",
     ),
 }
 
@@ -256,7 +262,7 @@ class _Edit:
 @pages.page("/dead-letters/{task_id}/edit", Scope.OPERATE)
 async def edit_page(visit: Visit) -> View:
     found = await visit.engine.dead_letters.get(visit.path["task_id"])
-    return await _edit_view(visit, found, _Edit(_as_text(found.spec)))
+    return await _edit_view(visit, found, _Edit(_as_text(found.spec_json)))
 
 
 async def _edit_view(visit: Visit, found: DeadLetter, edit: _Edit) -> View:
@@ -556,8 +562,9 @@ def _not_before(visit: Visit) -> datetime | None:
     return moment
 
 
-def _as_text(spec: dict[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(spec), indent=2).decode()
+def _as_text(spec: msgspec.Raw) -> str:
+    """To be edited: characters that could mislead are escaped."""
+    return printable(msgspec.json.format(bytes(spec), indent=2).decode())
 
 
 def _object(name: str, text: str) -> dict[str, Any]:
