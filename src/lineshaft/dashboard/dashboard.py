@@ -156,6 +156,8 @@ class Dashboard:
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
             secret = await self._service.engine.sessions.begin(name=visit.name)
+            # If the form is shown again, it belongs to the new session.
+            cookies.secret = secret
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)
