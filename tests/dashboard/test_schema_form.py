@@ -73,6 +73,7 @@ def objects(draw: st.DrawFn, *, depth: int = 0) -> tuple[Any, Any]:
     properties: dict[str, Any] = {}
     required: list[str] = []
     value: dict[str, Any] = {}
+    key, part = "", None
     for key in draw(st.lists(KEYS, min_size=1, max_size=5, unique=True)):
         is_nested = depth < 2 and draw(st.integers(0, 4)) == 0
         properties[key], part = draw(objects(depth=depth + 1) if is_nested else SIMPLE)

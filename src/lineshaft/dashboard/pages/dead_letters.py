@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import UNSET
 
+from lineshaft.dashboard.command_lines import element_id, segment
 from lineshaft.dashboard.spec_compare import MOST_SHOWN, Difference, differences, merge_patch
 from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
 from lineshaft.engine.review.dead_letters import MAX_BULK, MAX_COUNTED
@@ -95,7 +96,7 @@ async def groups(visit: Visit) -> View:
     rows = []
     for group in found:
         same = _Wanted(pattern=group.pattern, types=tuple(types), categories=tuple(categories))
-        rows.append((group, same.page, recent[group.pattern]))
+        rows.append((group, element_id(group.pattern), same.page, recent[group.pattern]))
     context = {
         "groups": rows,
         "total": sum(group.count for group in found),
@@ -216,7 +217,7 @@ async def resolve(visit: Visit) -> Done | View:
     except LineshaftError as error:
         return _refused(await _letter_view(visit), error)
     past = WORDS[Resolution(decision.resolution)].past
-    return Done(f"/dead-letters/{quote(task_id, safe='')}", f"{past} by {visit.actor}.")
+    return Done(f"/dead-letters/{segment(task_id)}", f"{past} by {visit.actor}.")
 
 
 def _refused(view: View, error: LineshaftError) -> View:
@@ -301,7 +302,7 @@ async def edit(visit: Visit) -> Done | View:
         return _refused(await _edit_view(visit, found, edited), error)
     count = len(edited.changes)
     places = f"{count} place{'' if count == 1 else 's'} of the spec"
-    return Done(f"/dead-letters/{quote(found.task_id, safe='')}", f"Changed {places} and retried.")
+    return Done(f"/dead-letters/{segment(found.task_id)}", f"Changed {places} and retried.")
 
 
 # Decisions about many.
@@ -424,7 +425,7 @@ async def decide(visit: Visit) -> Done | View:
             patch = _object("patch", visit.form.get("patch"))
             change = await _bulk_change(visit, wanted, patch)
             if visit.form.get("step") == "check":
-                return await _decide_view(visit, visit.form, change)
+                return (await _decide_view(visit, visit.form, change)).still()
         limit = 1 if visit.form.get("step") == "one" else announced
         if limit < 1:
             raise InvalidInputError(errors=[("count", "must be at least 1: no dead letter matches")])
