@@ -301,6 +301,8 @@ def written(definition: Mapping[str, Any]) -> str:
         for name, value in definition.items()
         if name not in {"name", "enabled"} and value is not None
     }
+    if "verify" in kept:
+        kept["verify"] = {name: value for name, value in kept["verify"].items() if value is not None}
     return msgspec.yaml.encode(kept).decode()
 
 
