@@ -155,7 +155,8 @@ class Dashboard:
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
-            secret = await self._service.engine.sessions.begin(name=visit.name)
+            # Forms of the page that follows must belong to the session.
+            secret = cookies.secret = await self._service.engine.sessions.begin(name=visit.name)
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)

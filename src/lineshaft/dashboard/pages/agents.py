@@ -10,6 +10,7 @@ from lineshaft.dashboard.visit import Done, Pages, View, Visit
 from lineshaft.engine.read.agent_history import SEARCHED
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.instance_names import short_names
+from lineshaft.model.printable import printable
 from lineshaft.types import AgentInfo, InstanceInfo, ReasonCode, Scope
 from lineshaft.types.waiting import WaitingReason
 
@@ -137,7 +138,7 @@ async def _agent_view(visit: Visit) -> View:
         "searched": SEARCHED,
     }
     topics = frozenset({f"agent:{agent_id}"})
-    return View("agent.html", f"Agent {agent_id[:100]}", context, topics=topics, refresh_sec=2.0)
+    return View("agent.html", f"Agent {printable(agent_id[:100])}", context, topics=topics, refresh_sec=2.0)
 
 
 # What an operator changes.
