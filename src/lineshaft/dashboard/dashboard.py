@@ -153,12 +153,7 @@ class Dashboard:
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
-<<<<<<< HEAD
             cookies.renew(await self._service.engine.sessions.begin(name=visit.name))
-=======
-            # Forms of the page that follows must belong to the session.
-            secret = cookies.secret = await self._service.engine.sessions.begin(name=visit.name)
->>>>>>> 6b99ed279b6a84e564d3d85b582c36848085078a
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)
