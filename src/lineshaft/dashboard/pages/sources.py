@@ -309,7 +309,9 @@ def written(definition: Mapping[str, Any]) -> str:
     }
     if "verify" in kept:
         kept["verify"] = {name: value for name, value in kept["verify"].items() if value is not None}
-    return msgspec.yaml.encode(kept).decode()
+    text = msgspec.yaml.encode(kept).decode()
+    # Characters that can't be seen are escaped, which JSON can do without a change of the value.
+    return text if printable(text) == text else json.dumps(kept, indent=2)
 
 
 def _first_event(visit: Visit, found: Source) -> Mapping[str, Any]:
