@@ -25,6 +25,8 @@ CASES: list[tuple[str, str, dict[str, Any], str | None, int]] = [
     ("read.waiting", "gates", MOST | {"types": 20}, "plan_by_index", 600),
     ("read.waiting", "below_dead_letters", MOST | {"dead": 100}, "plan_by_index", 2_000),
     ("read.waiting", "lanes", {"ids": list(range(1, 21))}, "plan_by_index", 300),
+    ("read.guards", "short_dags", MOST | {"limit": 20}, None, 300),
+    ("read.agent_history", "recent_claims", {"agent_id": "none", "limit": 20, "scan": 100}, None, 600),
     ("read.throughput", "minutes", DAYS, None, 3_000),
     ("read.throughput", "waits", MOST, None, 300),
     ("read.costs", "days", ALL, "plan_to_scan", 8_000),
