@@ -33,8 +33,19 @@ def test_common_expressions(cron: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     "cron",
-    ["*/7 * * * *", "7/3 * * * *", "0 9 * * MON#1", "0 1-5,9 * * *", "0 0 31W * *", "* * * *", "", "@nope"]
-    + ["0 99 * * *", "0 9 * 13 *", "0,1,2,3 1,2 * * *", "0 9 * * 5-1"],
+    [
+        *(
+            "*/7 * * * *",
+            "7/3 * * * *",
+            "0 9 * * MON#1",
+            "0 1-5,9 * * *",
+            "0 0 31W * *",
+            "* * * *",
+            "",
+            "@nope",
+        ),
+        *("0 99 * * *", "0 9 * 13 *", "0,1,2,3 1,2 * * *", "0 9 * * 5-1"),
+    ],
 )
 def test_what_has_no_short_description_stays_an_expression(cron: str) -> None:
     assert in_words(cron) is None
