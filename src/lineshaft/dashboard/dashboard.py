@@ -1,5 +1,6 @@
 """The dashboard of a server: who visits, what they may see and do, and how pages are answered."""
 
+import contextlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -223,7 +224,9 @@ class Dashboard:
         async def allow() -> None:
             await self._principal(request, cookies)
 
-        watching = self._service.tail.watched(principal.token_id, (request.client or ("",))[0])
+        # Counted before the response begins, so that one stream too many is refused.
+        watching = contextlib.ExitStack()
+        watching.enter_context(self._service.tail.counted(principal.token_id, (request.client or ("",))[0]))
         marker, csrf = self._csrf_marker.encode(), cookies.csrf.encode()
 
         async def messages() -> Any:
