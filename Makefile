@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-artifacts bench-peers bench-page docs chaos fuzz lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-peers bench-page docs chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -94,6 +94,9 @@ bench-agents: $(DEVELOPMENT) ## Measure agents against the engine and the databa
 
 bench-footprint: $(DEVELOPMENT) ## Measure what a task costs: CPU, WAL, rows, disk
 	$(BIN)/python -m benchmarks.footprint $(BENCH_FLAGS)
+
+bench-reads: $(DEVELOPMENT) ## Measure reads with a million ended and 100,000 live tasks (some minutes)
+	$(BIN)/python -m benchmarks.large_database $(BENCH_FLAGS)
 
 bench-artifacts: $(DEVELOPMENT) ## Measure uploads and downloads against a bare copy and bare S3
 	$(BIN)/python -m benchmarks.artifacts $(BENCH_FLAGS)

@@ -1,6 +1,7 @@
 """`lineshaft artifact`, over the database and over HTTP."""
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +74,19 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Uploading 8.0 MiB of 8.0 MiB (100 %)" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert [size(n) for n in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
+
+
+def test_a_large_output_is_printed_where_it_is_asked_for(cli: Cli, url: list[str]) -> None:
+    text = "x" * (2 << 20)
+    task = cli("submit", "make", "--json", *url).json["id"]
+    printing = f"{sys.executable} -c 'print(len(str(0)) * 2097152 * chr(120))'"
+    agent = cli("agent", "--exec", printing, "--type", "make", "--until-idle")
+    assert agent.code == 0, agent.err
+
+    assert cli("task", "result", task, *url).json == text
+    waited = cli("wait", task, *url)
+    assert text in waited.out
+    shown = cli("task", "show", task, *url)
+    assert "Output" in shown.out
+    assert "(2097154 bytes)" in shown.out
+    assert len(shown.out) < 10_000

@@ -211,6 +211,23 @@ async def test_stats_and_health(shaft: Lineshaft) -> None:
     assert (health.status, health.database) == ("ready", "ok")
 
 
+async def test_figures_for_people(shaft: Lineshaft) -> None:
+    await shaft.submit(NewTask("sum"))
+    await shaft.pause("sum")
+
+    waiting, attention = await shaft.waiting(), await shaft.attention()
+    costs, throughput = await shaft.costs(days=2, model="x"), await shaft.throughput()
+
+    (reason,) = waiting.reasons
+    assert (reason.code, reason.count, reason.types) == ("paused", 1, ["sum"])
+    assert (attention.paused, attention.dead_letters) == (["sum"], 0)
+    assert (costs.total.attempts, costs.by_type, costs.today.forecast) == (0, [], None)
+    assert (costs.as_of.date() - costs.since).days == 1
+    assert (len(throughput.minutes), throughput.waits.tasks) == (60, 0)
+    with pytest.raises(InvalidInputError, match="days: must be a whole number from 1 to 400"):
+        await shaft.costs(days=0)
+
+
 async def test_tokens_are_created_and_revoked(shaft: Lineshaft) -> None:
     made = await shaft.create_token("ci", "submit")
     await shaft.create_token("ci", Scope.READ)
@@ -264,6 +281,7 @@ def test_without_an_event_loop(blocking: SyncLineshaft) -> None:
     assert (blocking.attempts(task), blocking.steps(task)) == ([], {})
     assert (blocking.agents().items, blocking.locks().items, blocking.tokens()) == ([], [], [])
     assert blocking.stats().by_status[Status.READY] == 1
+    assert blocking.waiting().reasons[0].count == blocking.costs().today.hours[0].attempts + 1
 
 
 async def test_ids_by_their_short_form(shaft: Lineshaft) -> None:

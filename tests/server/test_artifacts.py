@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lineshaft import Agent, Lineshaft, NewTask, Snooze, TaskContext
 from lineshaft.artifacts.store import content_key
 from tests.artifact_stores import place, s3_place, s3_url
 from tests.server.client import Client, Reply, read_reply
@@ -197,6 +198,29 @@ async def test_a_token_of_an_agent_uploads_for_tasks_that_the_agent_holds(serve:
         assert (await bound.request("DELETE", f"/v1/artifacts/{made['id']}")).code == "forbidden"
         assert len((await boss.get("/v1/artifacts")).json["items"]) == 2
         assert others_claim
+
+
+async def test_an_agent_with_its_own_token_stores_large_data(serve: Serve) -> None:
+    agent = Agent("ann")
+
+    @agent.task("make")
+    async def make(ctx: TaskContext) -> str:
+        if not ctx.state:
+            await ctx.step("search", lambda: "s" * (2 << 20))
+            await ctx.put_artifact("report", b"x")
+            ctx.state["text"] = "t" * (2 << 20)
+            raise Snooze(0)
+        return ctx.steps["search"] + ctx.state["text"]
+
+    async with serve(auth=True) as served:
+        tokens = served.service.tokens
+        url = f"http://127.0.0.1:{served.client.port}"
+        bound = (await tokens.create("ann", "agent", agent_id="ann")).token
+        boss = (await tokens.create("boss", "operate")).token
+        async with Lineshaft(url, token=bound) as own, Lineshaft(url, token=boss) as shaft:
+            handle = await shaft.submit(NewTask("make"))
+            await agent.run(own, until_idle=True, handle_signals=False)
+            assert await handle.result(timeout=60) == "s" * (2 << 20) + "t" * (2 << 20)
 
 
 async def test_a_server_with_another_store_says_so(serve: Serve, tmp_path: Path) -> None:

@@ -131,6 +131,15 @@ async def test_why_a_task_is_not_running(client: Client) -> None:
     assert (runnable["runnable"], runnable["reasons"]) == (True, [])
 
 
+async def test_costs_are_asked_for_by_day_type_model_and_agent(client: Client) -> None:
+    found = (await client.get("/v1/costs?days=3&type=code&model=&agent_id=a")).json
+
+    assert (found["by_day"], found["by_dag"], found["total"]["cost_usd"]) == ([], [], 0)
+    assert found["today"]["forecast"] is None
+    for query in ("days=0", "days=401", "days=x", "unknown=1"):
+        assert (await client.get(f"/v1/costs?{query}")).status == 422, query
+
+
 async def test_stats(client: Client) -> None:
     await client.submit(priority=10)
     await client.submit()

@@ -37,9 +37,11 @@ The command receives
   - environment variables: LINESHAFT_TASK_ID, _TYPE, _TITLE, _ATTEMPT, _MODEL,
     _TIME_LIMIT_SEC, … and the texts and numbers of the spec:
     {"prompt": "…"} is LINESHAFT_TASK_SPEC_PROMPT
+  - the folder $LINESHAFT_INPUTS with the artifacts of spec.context_refs
 
 and reports the result
   - standard output is the output: JSON if it is valid JSON, else text
+  - files in the folder $LINESHAFT_OUTPUTS become artifacts of the output
   - exit code 0: done; 75: try again later, without using an attempt; 77: not
     permitted; 64 or 65: the task is invalid; any other code is a crash, and
     the task is retried

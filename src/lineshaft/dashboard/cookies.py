@@ -45,6 +45,7 @@ class Cookies:
             request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").lower() == "https"
         )
         given = request.cookies.get(self._session_name, "")
+        #: The browser doesn't have the secret yet.
         self.is_new = not given
         #: Of the session; of a visitor without a session, only the root of its CSRF token.
         self.secret = given or secrets.token_urlsafe(32)
@@ -63,8 +64,14 @@ class Cookies:
                 "Nothing was changed. Go back, reload the page and try again."
             )
 
-    def keep(self, response: Response, secret: str) -> None:
-        self._set(response, self._session_name, secret, int(LONGEST.total_seconds()))
+    def renew(self, secret: str) -> None:
+        """From now on this secret counts, also for the forms of the page that answers the request."""
+        self.secret, self.is_new = secret, True
+
+    def keep(self, response: Response) -> None:
+        """Give a new secret to the browser."""
+        if self.is_new:
+            self._set(response, self._session_name, self.secret, int(LONGEST.total_seconds()))
 
     def forget(self, response: Response) -> None:
         self._set(response, self._session_name, "", 0)

@@ -102,17 +102,16 @@ class Dashboard:
             fault = "This is not a valid token: it is unknown, or it was revoked."
             return self._login_page(cookies, target, fault)
         self._service.notice_token()
-        secret = await self._service.engine.sessions.begin(token=token)
+        cookies.renew(await self._service.engine.sessions.begin(token=token))
         response = _redirect(target)
-        cookies.keep(response, secret)
+        cookies.keep(response)
         return response
 
     def _login_page(self, cookies: Cookies, target: str, fault: str | None = None) -> Response:
         context = {"csrf": cookies.csrf, "next": target, "fault": fault}
         status = 200 if fault is None else 401
         response = HTMLResponse(self._renderer.page("login.html", context), status, headers=HEADERS)
-        if cookies.is_new:
-            cookies.keep(response, cookies.secret)
+        cookies.keep(response)
         return response
 
     async def _log_out(self, request: Request, cookies: Cookies) -> Response:
@@ -149,26 +148,29 @@ class Dashboard:
         form = await self._form(request)
         cookies.check_csrf(form.get("csrf"))
         visit = await self._visit(request, cookies, action.scope, form=form)
-        secret: str | None = None
         if action.changes and visit.name is None:
             # No token is needed, but what is done is recorded with a name: ask for it once.
             if not form.get("your_name"):
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
+<<<<<<< HEAD
+            cookies.renew(await self._service.engine.sessions.begin(name=visit.name))
+=======
             secret = await self._service.engine.sessions.begin(name=visit.name)
+            # If the form is shown again, it belongs to the new session.
+            cookies.secret = secret
+>>>>>>> 848957dec21daaaed7d8fac452b054d3f9bf746c
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)
         self._attention.forget()
         if isinstance(result, Done):
-            response: Response = _redirect(_local(result.to))
+            response = _redirect(_local(result.to))
             cookies.leave_message(response, result.message)
-        else:
-            response = await self._show(result, visit, cookies)
-        if secret is not None:
-            cookies.keep(response, secret)
-        return response
+            cookies.keep(response)
+            return response
+        return await self._show(result, visit, cookies)
 
     async def _show(self, view: View | Response, visit: Visit, cookies: Cookies) -> Response:
         if isinstance(view, Response):
@@ -177,9 +179,8 @@ class Dashboard:
         context |= {"message": cookies.message, "name": visit.name, "principal": visit.principal}
         response = HTMLResponse(self._renderer.page(view.template, context), view.status, headers=HEADERS)
         cookies.clear_message(response)
-        if cookies.is_new:
-            # The root of the CSRF token: without a session it gives no rights.
-            cookies.keep(response, cookies.secret)
+        # Without a session it is only the root of the CSRF token, and gives no rights.
+        cookies.keep(response)
         return response
 
     async def _context(self, view: View, visit: Visit, csrf: str) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class _Channel:
     def __init__(self, key: PageKey) -> None:
         self.key = key
         self.listeners = 0
-        self.topics: frozenset[str] = frozenset()
+        #: Until the first rendering is done, any event may concern it.
+        self.topics: frozenset[str] = frozenset({EVERYTHING})
         self.changed = asyncio.Event()
         #: The newest message, and the event that is set when there is another.
         self.message: bytes | None = None

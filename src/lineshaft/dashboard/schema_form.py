@@ -38,9 +38,8 @@ _LONG_NAMES = frozenset(
 )
 _MAX_HELP = 1_000
 _WHOLE = re.compile(r"[-+]?[0-9]+")
-#: From here on, readers of JSON differ.
-_TOO_LARGE = 2**63
-_MOST_DIGITS = 20
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_MOST_DIGITS = 300
 _MISSING: Any = object()
 _NULL = {"type": "null"}
 
@@ -111,7 +110,8 @@ def fields_of(schema: Any) -> list[Field]:
     properties = whole.get("properties")
     if not _is_object(whole) or not isinstance(properties, Mapping) or not properties:
         return [_field((), whole, schema, is_required=True)]
-    fields = list(_fields_in((), whole, schema))
+    # Fields of one section stay together, behind those without one.
+    fields = sorted(_fields_in((), whole, schema), key=lambda field: bool(field.section))
     return fields if len(fields) <= MAX_FIELDS else [json_field(schema)]
 
 
@@ -123,8 +123,9 @@ def json_field(schema: Any) -> Field:
 def _fields_in(path: tuple[str, ...], part: Mapping[str, Any], root: Any) -> Iterator[Field]:
     properties: Mapping[str, Any] = part["properties"]
     listed = part.get("required")
-    required = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
-    for key in dict.fromkeys([*properties, *sorted(required)]):
+    required = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    # The database doesn't keep the order of properties, but that of the list of required ones.
+    for key in dict.fromkeys([*required, *properties]):
         inner = _resolved(properties.get(key, {}), root)
         is_required = key in required
         has_fields = isinstance(inner.get("properties"), Mapping) and bool(inner["properties"])
@@ -363,17 +364,12 @@ def _chosen(field: Field, text: str) -> Any:
 
 def _number_in(text: str, *, whole: bool) -> int | float:
     if _WHOLE.fullmatch(text):
-        found = int(text) if len(text) <= _MOST_DIGITS else _TOO_LARGE
-        if not -_TOO_LARGE < found < _TOO_LARGE:
-            raise ValueError("has too many digits: enter it as JSON")
-        return found
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"must have at most {_MOST_DIGITS} digits, got {len(text)}")
+        return int(text)
     if whole:
         raise ValueError(f"must be a whole number, got {text[:100]!r}")
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number):
+    if not _NUMBER.fullmatch(text) or not isfinite(number := float(text)):
         raise ValueError(f"must be a number, got {text[:100]!r}")
     return number
 

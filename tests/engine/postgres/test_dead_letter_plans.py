@@ -56,3 +56,20 @@ def test_each_list_has_its_index(
 
     assert f"{index} " in plan, plan
     assert "Seq Scan" not in plan, plan
+
+
+@pytest.mark.parametrize("statement", ["count_dead_letters", "recent_dead_letters"])
+def test_counts_of_open_letters_read_only_those(connection: psycopg.Connection, statement: str) -> None:
+    connection.execute(FILL)
+    connection.execute(PLAN_BY_INDEX)
+    connection.execute(catalog.load("lineshaft.engine.read.snapshot")["plan_for_filters"], {})
+    wanted = filter_parameters(DeadLetterFilter(reviewed=False, pattern="x"))
+    values: dict[str, Any] = wanted | {"open": True, "limit": 100_000, "now": None, "hours": 24}
+
+    with ClientCursor(connection) as cursor:
+        text = catalog.load("lineshaft.engine.review.dead_letters")[statement]
+        rows = cursor.execute(f"EXPLAIN {text}".encode(), values).fetchall()
+    plan = "\n".join(row[0] for row in rows)
+
+    assert "dead_letter_to_review " in plan, plan
+    assert "Seq Scan" not in plan, plan

@@ -11,9 +11,11 @@ from lineshaft.duties.reaper import Reaper
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.read.tally import Tally
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types import ApprovalDecision, CostLine, Costs
 from lineshaft.types.work import Completion, Release, Spent
+from tests.factory import Factory
 from tests.world import World, cancel_claim, ref, spawn_children
 
 GATED = OutputContract(validation="human")
@@ -237,6 +239,30 @@ async def test_the_most_expensive_dags(world: World, clock: MovableClock) -> Non
     assert found.by_dag_exact
     clock.advance(86_400 * 2)
     assert (await world.engine.read.costs(days=1)).by_dag == []
+
+
+async def test_a_late_commit_counts_once_and_on_its_own_day(
+    world: World, factory: Factory, clock: MovableClock, dsn: str
+) -> None:
+    ended_at = clock.now()
+    done = factory.task(
+        Status.COMPLETED, state={"cost_usd": 3, "epoch": 1, "agent_id": "a", "claimed_at": ended_at}
+    )
+    clock.advance(86_400)
+    with psycopg.connect(dsn) as late:
+        for kinds, epoch in (("{task.created}", 0), ("{task.claimed}", 1), ("{task.completed}", 1)):
+            late.execute(
+                "INSERT INTO lineshaft.event (at, kinds, task_id, epoch) VALUES (%s, %s, %s, %s)",
+                [ended_at, kinds, done, epoch],
+            )
+        await pay(world, "code", "4")
+        assert (await world.engine.read.costs()).total.cost_usd == 4
+    for _ in range(2):
+        found = await world.engine.read.costs()
+        assert [(day.day, *usd(day.cost_usd)) for day in found.by_day] == [
+            (ended_at.date(), 3),
+            (clock.now().date(), 4),
+        ]
 
 
 async def test_old_figures_are_deleted(world: World, clock: MovableClock) -> None:

@@ -319,3 +319,53 @@ def test_hostile_decisions(fields: dict[str, Any], place: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         yes(**fields)
     assert [name for name, _ in caught.value.errors] == [place]
+
+
+# What a page about one item shows.
+
+
+async def test_one_item_is_found_while_it_waits(world: World) -> None:
+    gated, errand = await at_the_gate(world), await for_a_person(world)
+    plain = await world.one("for an agent")
+    approvals = world.engine.approvals
+
+    found = await approvals.find(gated)
+    assert found is not None
+    assert (found.kind, found.schema, found.task.id) == ("gate", {"ask": "Is it nice?"}, gated)
+    asked = await approvals.find(errand)
+    assert asked is not None
+    assert (asked.kind, asked.schema) == ("task", None)
+    assert [await approvals.find(name) for name in (plain, "task_unknown", "\0")] == [None] * 3
+    await approvals.decide(gated, yes())
+    assert await approvals.find(gated) is None
+
+
+async def test_the_last_decision_of_a_person_is_remembered(world: World) -> None:
+    gated, errand = await at_the_gate(world), await for_a_person(world)
+    approvals = world.engine.approvals
+    assert await approvals.last_decision(gated) is None
+    await approvals.decide(gated, no("ann", note="too vague"))
+    rejected = await approvals.last_decision(gated)
+    assert rejected is not None
+    assert (rejected.reviewer, rejected.approved, rejected.at) == ("ann", False, world.clock.now())
+    assert rejected.note == "rejected by ann: too vague"
+
+    await approvals.decide(errand, yes("bea", data=b"1"))
+    answered = await approvals.last_decision(errand)
+    assert answered is not None
+    assert (answered.reviewer, answered.approved, answered.at) == ("bea", True, world.clock.now())
+
+
+async def test_tasks_that_wait_for_an_item_are_counted(world: World) -> None:
+    gated, errand = await at_the_gate(world), await for_a_person(world)
+    for _ in range(2):
+        await world.one("later", depends_on=[gated, errand])
+    approvals = world.engine.approvals
+
+    assert await approvals.blocked_by([gated, errand, "task_unknown"]) == {
+        gated: 2,
+        errand: 2,
+        "task_unknown": 0,
+    }
+    await approvals.decide(errand, yes(data=b"1"))
+    assert await approvals.blocked_by([gated, errand]) == {gated: 2, errand: 0}

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
 from lineshaft.checks.decision_report import REQUIRED
 from lineshaft.dashboard import schema_form
+from lineshaft.dashboard.command_lines import segment
 from lineshaft.dashboard.schema_form import Field, FormError
 from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
 from lineshaft.engine.review.approvals import MAX_BLOCKED
@@ -147,7 +147,7 @@ async def decide(visit: Visit) -> Done | View:
     message = f"{'Approved' if approve else 'Rejected'} by {visit.actor}: {found.task.title[:200]}."
     if following is None:
         return Done("/approvals", f"{message} Nothing else waits for a person.")
-    return Done(f"/approvals/{quote(following, safe='')}", f"{message} This is the next one.")
+    return Done(f"/approvals/{segment(following)}", f"{message} This is the next one.")
 
 
 def _is_approval(form: Values) -> bool:

@@ -15,6 +15,7 @@ from lineshaft.dashboard.visit import EVERYTHING, Done, Pages, View, Visit
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model import graph
 from lineshaft.model.states import Status
+from lineshaft.model.storable import is_storable
 from lineshaft.pictures import DagPicture, dag_mermaid, dag_svg, edges_of, nodes_of
 from lineshaft.pictures.nodes import Box, Group
 from lineshaft.types import Dag, DagFilter, Task, TaskFilter
@@ -36,11 +37,14 @@ async def dags(visit: Visit) -> View:
     query = visit.query
     status = [name for name in query.all("status") if name in _STATUSES]
     virtual = query.get("all") == "yes"
-    found = await visit.engine.read.dags(
-        DagFilter(status=status, q=query.all("q")[:1], virtual=virtual),
-        limit=_ROWS,
-        cursor=query.get("cursor") or None,
+    wanted = DagFilter(
+        status=status, q=[text for text in query.all("q")[:1] if is_storable(text)], virtual=virtual
     )
+    try:
+        found = await visit.engine.read.dags(wanted, limit=_ROWS, cursor=query.get("cursor") or None)
+    except InvalidInputError:
+        # A cursor of another list: begin at the first page.
+        found = await visit.engine.read.dags(wanted, limit=_ROWS)
     return View(
         "dags.html",
         "DAGs",

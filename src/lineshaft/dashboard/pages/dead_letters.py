@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import UNSET
 
+from lineshaft.dashboard.command_lines import element_id, segment
 from lineshaft.dashboard.spec_compare import MOST_SHOWN, Difference, differences, merge_patch
 from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
 from lineshaft.engine.review.dead_letters import MAX_BULK, MAX_COUNTED
 from lineshaft.errors import AlreadyReviewedError, InvalidInputError, InvalidTransitionError, LineshaftError
+from lineshaft.model.printable import printable
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.reviews import ALL_STEPS, RETRIES, Resolution, ResolutionRequest
 from lineshaft.model.spec_change import spec_changes
@@ -49,7 +51,7 @@ WORDS = {
     Resolution.RETRY: _Words(
         "Retry",
         "Retried",
-        "The task starts again with all its attempts. Recorded steps are kept, unless you forget them.",
+        "A retried task starts again with all its attempts. Recorded steps are kept, unless you forget them.",
     ),
     Resolution.MODIFY_AND_RETRY: _Words(
         "Change and retry",
@@ -57,16 +59,21 @@ WORDS = {
         "The spec is changed, and the task starts again with all its attempts.",
     ),
     Resolution.CANCEL: _Words(
-        "Cancel", "Cancelled", "The task is cancelled, and so are the tasks that depend on it.", danger=True
+        "Cancel",
+        "Cancelled",
+        "A cancelled task never runs, and the tasks that depend on it are cancelled too.",
+        danger=True,
     ),
     Resolution.DELETE: _Words(
         "Delete",
         "Deleted",
-        "The task is cancelled with the tasks that depend on it, and this entry disappears from lists.",
+        "A deleted dead letter disappears from lists, and its task is cancelled with all that depend on it.",
         danger=True,
     ),
     Resolution.ESCALATE: _Words(
-        "Escalate", "Escalated", "It stays a dead letter, and an alert asks another person to decide."
+        "Escalate",
+        "Escalated",
+        "An escalated task stays a dead letter, and an alert asks another person to decide.",
     ),
 }
 
@@ -89,7 +96,7 @@ async def groups(visit: Visit) -> View:
     rows = []
     for group in found:
         same = _Wanted(pattern=group.pattern, types=tuple(types), categories=tuple(categories))
-        rows.append((group, same.page, recent[group.pattern]))
+        rows.append((group, element_id(group.pattern), same.page, recent[group.pattern]))
     context = {
         "groups": rows,
         "total": sum(group.count for group in found),
@@ -210,7 +217,7 @@ async def resolve(visit: Visit) -> Done | View:
     except LineshaftError as error:
         return _refused(await _letter_view(visit), error)
     past = WORDS[Resolution(decision.resolution)].past
-    return Done(f"/dead-letters/{quote(task_id, safe='')}", f"{past} by {visit.actor}.")
+    return Done(f"/dead-letters/{segment(task_id)}", f"{past} by {visit.actor}.")
 
 
 def _refused(view: View, error: LineshaftError) -> View:
@@ -256,7 +263,7 @@ class _Edit:
 @pages.page("/dead-letters/{task_id}/edit", Scope.OPERATE)
 async def edit_page(visit: Visit) -> View:
     found = await visit.engine.dead_letters.get(visit.path["task_id"])
-    return await _edit_view(visit, found, _Edit(_as_text(found.spec)))
+    return await _edit_view(visit, found, _Edit(_as_text(found.spec_json)))
 
 
 async def _edit_view(visit: Visit, found: DeadLetter, edit: _Edit) -> View:
@@ -295,7 +302,7 @@ async def edit(visit: Visit) -> Done | View:
         return _refused(await _edit_view(visit, found, edited), error)
     count = len(edited.changes)
     places = f"{count} place{'' if count == 1 else 's'} of the spec"
-    return Done(f"/dead-letters/{quote(found.task_id, safe='')}", f"Changed {places} and retried.")
+    return Done(f"/dead-letters/{segment(found.task_id)}", f"Changed {places} and retried.")
 
 
 # Decisions about many.
@@ -418,7 +425,7 @@ async def decide(visit: Visit) -> Done | View:
             patch = _object("patch", visit.form.get("patch"))
             change = await _bulk_change(visit, wanted, patch)
             if visit.form.get("step") == "check":
-                return await _decide_view(visit, visit.form, change)
+                return (await _decide_view(visit, visit.form, change)).still()
         limit = 1 if visit.form.get("step") == "one" else announced
         if limit < 1:
             raise InvalidInputError(errors=[("count", "must be at least 1: no dead letter matches")])
@@ -556,8 +563,9 @@ def _not_before(visit: Visit) -> datetime | None:
     return moment
 
 
-def _as_text(spec: dict[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(spec), indent=2).decode()
+def _as_text(spec: msgspec.Raw) -> str:
+    """To be edited: characters that could mislead are escaped."""
+    return printable(msgspec.json.format(bytes(spec), indent=2).decode())
 
 
 def _object(name: str, text: str) -> dict[str, Any]:

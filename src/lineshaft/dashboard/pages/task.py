@@ -151,7 +151,6 @@ _LINKS = {
     ReasonCode.NO_AFFORDABLE_AGENT: ("Agents", "/agents"),
     ReasonCode.AGENTS_FULL: ("Agents", "/agents"),
     ReasonCode.DAILY_BUDGET: ("Costs", "/costs"),
-    ReasonCode.WAITING_APPROVAL: ("Approvals", "/approvals"),
 }
 
 
@@ -163,17 +162,16 @@ def _explained(reason: Reason, one: Task, why: Why, pauses: Sequence[Pause]) -> 
     if code is ReasonCode.PAUSED:
         # In the order of the reasons.
         number = [each for each in why.reasons if each.code is code].index(reason)
-        own = sorted((pause for pause in pauses if pause.type in {"*", one.type}), key=lambda p: p.type)
-        if number < len(own):
-            paused, since = own[number].type, own[number].since
+        pausing = sorted((pause for pause in pauses if pause.type in {"*", one.type}), key=lambda p: p.type)
+        if number < len(pausing):
+            paused, since = pausing[number].type, pausing[number].since
     elif code is ReasonCode.DAG_BUDGET:
         link = ("DAG and its budget", f"/dags/{quote(one.dag_id, safe='')}")
+    elif code is ReasonCode.WAITING_APPROVAL:
+        link = ("Decide", f"/approvals/{quote(one.id, safe='')}")
     elif code in {ReasonCode.DEAD_LETTERED, ReasonCode.UPSTREAM_DEAD_LETTERED}:
-        query = (
-            f"task_ids={quote(one.id)}" if code is ReasonCode.DEAD_LETTERED else f"dag_id={quote(one.dag_id)}"
-        )
-        link = ("Dead letters", f"/dead-letters?{query}")
-        since = one.ended_at
+        own = f"/{quote(one.id, safe='')}" if code is ReasonCode.DEAD_LETTERED else ""
+        link = ("Decide" if own else "Dead letters", f"/dead-letters{own}")
     elif code in {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.AGENTS_FULL}:
         since = one.ready_at
     elif code is ReasonCode.BLOCKED_BY_DEPENDENCY:
@@ -298,18 +296,21 @@ def own_frames(traceback: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    name: str
+    #: The same tasks may be an input under several names.
+    names: list[str]
     tasks: list[Task]
     more: int
 
 
 async def _inputs(visit: Visit, one: Task) -> list[Input]:
-    names = {name: [ids] if isinstance(ids, str) else list(ids) for name, ids in one.inputs.items()}
-    wanted = list(dict.fromkeys(name for ids in names.values() for name in ids))[:_MOST_INPUTS]
-    tasks = {each.id: each for each in await visit.engine.read.tasks_by_id(wanted)} if wanted else {}
+    sources: dict[tuple[str, ...], list[str]] = {}
+    for name, ids in one.inputs.items():
+        sources.setdefault((ids,) if isinstance(ids, str) else tuple(ids), []).append(name)
+    wanted = list(dict.fromkeys(name for ids in sources for name in ids))[:_MOST_INPUTS]
+    tasks = {each.id: each for each in await visit.engine.read.tasks_by_id(wanted)}
     return [
-        Input(name, [tasks[each] for each in ids if each in tasks], sum(each not in tasks for each in ids))
-        for name, ids in names.items()
+        Input(names, [tasks[each] for each in ids if each in tasks], sum(each not in tasks for each in ids))
+        for ids, names in sources.items()
     ]
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from starlette.responses import RedirectResponse, Response
 
 from lineshaft.dashboard.visit import EVERYTHING, Done, Pages, Values, View, Visit
+from lineshaft.engine.read.ids import IdKind
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.printable import printable
 from lineshaft.model.states import ENDED, LIVE, TRANSIENT, Status
@@ -201,14 +202,14 @@ def _without(wanted: Wanted, name: str) -> str:
 async def search(visit: Visit) -> Response:
     """An id, or the short form of one, leads to its page; anything else is part of a title."""
     text = visit.query.get("q")[:_MOST_TEXT]
-    found = await visit.engine.read.find_ids(text) if text else []
-    if len(found) == 1:
-        (name,) = found
-        # The virtual DAG of a standalone task has its id; its task is what people mean.
-        is_task = bool(await visit.engine.read.tasks_by_id([name]))
-        to = f"/tasks/{quote(name, safe='')}" if is_task else f"/dags/{quote(name, safe='')}"
-    else:
-        to = f"/tasks?{urlencode({'q': text})}" if text else "/tasks"
+    to = f"/tasks?{urlencode({'q': text})}" if text else "/tasks"
+    # A standalone task and its virtual DAG have the same short form; its task is what people mean.
+    kinds: tuple[IdKind, ...] = ("dag", "task") if text.startswith("dag_") else ("task", "dag")
+    for kind in kinds if text else ():
+        found = await visit.engine.read.find_ids(text, kind)
+        if len(found) == 1:
+            to = f"/{kind}s/{quote(found[0], safe='')}"
+            break
     return RedirectResponse(to, 303, headers={"Cache-Control": "no-store"})
 
 

@@ -22,6 +22,9 @@ function fit() {
   if (!svg) return;
   const width = svg.width.baseVal.value;
   const height = svg.height.baseVal.value;
+  // As high as the picture needs, up to half of the window.
+  const needed = height * Math.min(1, canvas.clientWidth / width) + 24;
+  canvas.style.height = `${Math.max(160, Math.min(needed, window.innerHeight * 0.55))}px`;
   view.scale = Math.max(least, Math.min(1, canvas.clientWidth / width, canvas.clientHeight / height));
   view.x = Math.max(0, (canvas.clientWidth - width * view.scale) / 2);
   view.y = Math.max(0, (canvas.clientHeight - height * view.scale) / 2);

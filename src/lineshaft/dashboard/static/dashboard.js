@@ -88,7 +88,6 @@ function apply(update, withNew) {
   const holds = (node) => !withNew && node.nodeType === 1 && node.matches("tr[data-row]") ;
   Idiomorph.morph(live, update.live, {
     morphStyle: "innerHTML",
-    ignoreActiveValue: true,
     callbacks: {
       beforeNodeAdded(node) {
         // New rows wait until they are asked for, so that no row moves under the pointer.

@@ -32,7 +32,10 @@ async def read_costs(
     midnight = datetime.combine(today, time(), UTC)
     everything = type_ is None and model is None and agent_id is None
     span = {"since": since, "upto": today}
-    lines = await reader.send(_SQL["lines"], **span, type=type_, model=model, agent_id=agent_id, most=_LINES)
+    await reader.send(_SQL["plan_to_scan"])
+    filters = {**span, "type": type_, "model": model, "agent_id": agent_id}
+    days_ended = await reader.send(_SQL["days"], **filters)
+    lines = await reader.send(_SQL["lines"], **filters, most=_LINES)
     spent = await reader.send(_SQL["spent"], **span)
     hours = await reader.send(_SQL["hours"], since=midnight)
     last_hour = await reader.send(_SQL["last_hour"])
@@ -42,7 +45,7 @@ async def read_costs(
         scanned=_DAGS_COMPARED + 1,
         most=_DAGS,
     )
-    found: dict[str, list[Row]] = {"day": [], "type": [], "model": [], "agent": [], "total": []}
+    found: dict[str, list[Row]] = {"type": [], "model": [], "agent": [], "total": []}
     for row in await lines.fetchall():
         found[row.pop("list")].append(row)
     booked = {row["day"]: row["spent_usd"] for row in await spent.fetchall()}
@@ -53,7 +56,7 @@ async def read_costs(
         since=since,
         today=_today(now, limits, booked.get(today, Decimal(0)), await hours.fetchall(), rate),
         total=_figures(found["total"][0]),
-        by_day=_days(found["day"], booked if everything else None),
+        by_day=_days(await days_ended.fetchall(), booked if everything else None),
         by_type=[CostLine(**row) for row in found["type"]],
         by_model=[CostLine(**row) for row in found["model"]],
         by_agent=[CostLine(**row) for row in found["agent"]],
@@ -104,7 +107,7 @@ _NOTHING = CostFigures(
 
 
 def _days(rows: list[Row], booked: dict[date, Decimal] | None) -> list[DayCosts]:
-    ended = {date.fromisoformat(row["key"]): _figures(row) for row in rows}
+    ended = {row["day"]: _figures(row) for row in rows}
     days = []
     for day in sorted({*ended, *(booked or ())}):
         figures = ended.get(day, _NOTHING)

@@ -1,42 +1,52 @@
+-- name: plan_to_scan
+-- The table of costs is small: with many days most of it is read. It has few groups, fewer than the planner thinks: never sort all rows.
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_sort', 'off', true)
+
 -- fragment: sums
-sum(attempts) AS attempts, sum(failed) AS failed, sum(retries) AS retries, sum(unpriced) AS unpriced, sum(tokens_input) AS tokens_input,
-sum(tokens_output) AS tokens_output, sum(cost_usd) AS cost_usd, sum(failed_cost_usd) AS failed_cost_usd, sum(retry_cost_usd) AS retry_cost_usd
+coalesce(sum(attempts), 0)::bigint AS attempts, coalesce(sum(failed), 0)::bigint AS failed, coalesce(sum(retries), 0)::bigint AS retries,
+coalesce(sum(unpriced), 0)::bigint AS unpriced, coalesce(sum(tokens_input), 0)::bigint AS tokens_input,
+coalesce(sum(tokens_output), 0)::bigint AS tokens_output, coalesce(sum(cost_usd), 0)::numeric(20, 6) AS cost_usd,
+coalesce(sum(failed_cost_usd), 0)::numeric(20, 6) AS failed_cost_usd, coalesce(sum(retry_cost_usd), 0)::numeric(20, 6) AS retry_cost_usd
+
+-- fragment: filters
+day >= %(since)s::date AND day <= %(upto)s::date
+AND (%(type)s::text IS NULL OR type = %(type)s::text)
+AND (%(model)s::text IS NULL OR model = %(model)s::text)
+AND (%(agent_id)s::text IS NULL OR agent_id = %(agent_id)s::text)
+
+-- name: days
+SELECT day,
+-- include: sums
+FROM lineshaft.cost_day
+WHERE
+-- include: filters
+GROUP BY day
 
 -- name: lines
--- The tables of costs, from one pass over the rows of the days: by day and by group; the groups then make the other tables. Of each list
--- the most expensive `most`; the rest are one line.
+-- The other tables of costs, from one pass over the rows of the days. Of each list the most expensive `most`; the rest are one line.
 WITH part AS MATERIALIZED (
-    SELECT day, type, model, agent_id,
+    SELECT type, model, agent_id,
     -- include: sums
     FROM lineshaft.cost_day
-    WHERE day >= %(since)s::date AND day <= %(upto)s::date
-      AND (%(type)s::text IS NULL OR type = %(type)s::text)
-      AND (%(model)s::text IS NULL OR model = %(model)s::text)
-      AND (%(agent_id)s::text IS NULL OR agent_id = %(agent_id)s::text)
-    GROUP BY GROUPING SETS ((day), (type, model, agent_id))
+    WHERE
+    -- include: filters
+    GROUP BY type, model, agent_id
 ),
 line AS MATERIALIZED (
-    SELECT 'day' AS list, day::text AS key, attempts, failed, retries, unpriced, tokens_input, tokens_output, cost_usd, failed_cost_usd,
-        retry_cost_usd
-    FROM part WHERE day IS NOT NULL
-    UNION ALL
     SELECT
-        CASE WHEN grouping(type) = 0 THEN 'type' WHEN grouping(model) = 0 THEN 'model' WHEN grouping(agent_id) = 0 THEN 'agent' ELSE 'total' END,
-        coalesce(type, model, agent_id, ''),
+        CASE WHEN grouping(type) = 0 THEN 'type' WHEN grouping(model) = 0 THEN 'model' WHEN grouping(agent_id) = 0 THEN 'agent' ELSE 'total' END AS list,
+        coalesce(type, model, agent_id, '') AS key,
     -- include: sums
-    FROM part WHERE day IS NULL
+    FROM part
     GROUP BY GROUPING SETS ((type), (model), (agent_id), ())
 ),
 ranked AS (
-    SELECT line.*, CASE WHEN list IN ('day', 'total') THEN 0 ELSE
+    SELECT line.*, CASE WHEN list = 'total' THEN 0 ELSE
             row_number() OVER (PARTITION BY list ORDER BY key = '*', cost_usd DESC, attempts DESC, key) END AS no
     FROM line
 )
 SELECT list, CASE WHEN no <= %(most)s::integer THEN key ELSE '*' END AS key,
-    coalesce(sum(attempts), 0)::bigint AS attempts, coalesce(sum(failed), 0)::bigint AS failed, coalesce(sum(retries), 0)::bigint AS retries,
-    coalesce(sum(unpriced), 0)::bigint AS unpriced, coalesce(sum(tokens_input), 0)::bigint AS tokens_input,
-    coalesce(sum(tokens_output), 0)::bigint AS tokens_output, coalesce(sum(cost_usd), 0)::numeric(20, 6) AS cost_usd,
-    coalesce(sum(failed_cost_usd), 0)::numeric(20, 6) AS failed_cost_usd, coalesce(sum(retry_cost_usd), 0)::numeric(20, 6) AS retry_cost_usd
+-- include: sums
 FROM ranked
 GROUP BY 1, 2
 ORDER BY 1, min(no), 2

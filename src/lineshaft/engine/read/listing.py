@@ -21,9 +21,9 @@ from lineshaft.model.states import ENDED, LIVE, Status
 from lineshaft.types.filters import DagFilter, Names, TaskFilter, TaskOrder, names
 
 #: Up to this many tasks are collected and sorted; more are walked.
-FEW = 10_000
+FEW = 5_000
 #: Rows that a walk reads in one statement, and the number of statements for one page.
-SCAN, PARTS = 20_000, 10
+SCAN, PARTS = 20_000, 6
 
 _SQL = catalog.load(__name__)
 

@@ -79,6 +79,7 @@ class _Sum:
 
 async def read_waiting(reader: Reader, bounds: Bounds) -> Waiting:
     (size,) = await reader.rows(_SQL["table_size"], most=bounds.most + 1)
+    await reader.send(_SQL["plan_by_index"])
     gated = await reader.send(_SQL["gates"], most=bounds.most + 1, types=_TYPES)
     below = await reader.send(_SQL["below_dead_letters"], most=bounds.most + 1, dead=_DEAD_LETTERS + 1)
     groups = await _groups(reader, bounds, size)

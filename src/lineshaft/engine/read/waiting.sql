@@ -4,26 +4,29 @@
 -- fragment: state
 -- As in why.py.
 CASE
-    WHEN live.status = 'RETRYING' THEN 'retrying'
-    WHEN live.status = 'PENDING' THEN CASE WHEN live.blocked > 0 THEN 'blocked' ELSE 'scheduled' END
-    WHEN live.parked = 'dag_budget' THEN 'dag_budget'
-    WHEN live.parked = 'lock' OR
-    -- include: lock_refused
-    THEN 'lock'
+    WHEN status = 'RETRYING' THEN 'retrying'
+    WHEN status = 'PENDING' THEN CASE WHEN blocked > 0 THEN 'blocked' ELSE 'scheduled' END
+    WHEN parked = 'dag_budget' THEN 'dag_budget'
+    WHEN parked = 'lock' OR refused THEN 'lock'
     ELSE 'ready'
 END AS state
 
 -- fragment: group_columns
 lane_id, state, count(*)::integer AS n, min(ready_at) AS oldest, min(due_at) AS due, min(id) AS first_id
 
--- fragment: waiting_columns
-live.id, live.lane_id, live.ready_at, live.due_at,
--- include: state
+-- fragment: refused
+-- Whether its lock is held, though no claim has parked it yet: few tasks have a lock.
+live.lock_key IS NOT NULL AND EXISTS (
+    SELECT FROM lineshaft.lock AS held
+    LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
+    CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+    WHERE held.key = live.lock_key AND
+    -- include: lock_refused
+) AS refused
 
--- fragment: with_lock
-LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
-LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
-CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+-- name: plan_by_index
+-- What is sent after it looks a few rows up in large tables, and never reads one.
+SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true)
 
 -- name: table_size
 -- live_rows up to `most`.
@@ -36,11 +39,14 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS now,
 SELECT
 -- include: group_columns
 FROM (
-    SELECT
-    -- include: waiting_columns
-    FROM lineshaft.task_live AS live
-    -- include: with_lock
-    WHERE live.status IN ('PENDING', 'READY', 'RETRYING')
+    SELECT id, lane_id, ready_at, due_at,
+    -- include: state
+    FROM (
+        SELECT live.*,
+        -- include: refused
+        FROM lineshaft.task_live AS live
+        WHERE live.status IN ('PENDING', 'READY', 'RETRYING')
+    ) AS live
 ) AS live
 GROUP BY lane_id, state
 
@@ -49,18 +55,18 @@ GROUP BY lane_id, state
 SELECT source,
 -- include: group_columns
 FROM (
-    SELECT live.source,
-    -- include: waiting_columns
+    SELECT source, id, lane_id, ready_at, due_at,
+    -- include: state
     FROM (
-        (SELECT 'due' AS source, * FROM lineshaft.task_live
+        (SELECT 'due' AS source, id, lane_id, ready_at, due_at, status, blocked, parked, false AS refused FROM lineshaft.task_live
          WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'lock', * FROM lineshaft.task_live
+        (SELECT 'lock', id, lane_id, ready_at, due_at, status, blocked, parked, false FROM lineshaft.task_live
          WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock' LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'dag_budget', * FROM lineshaft.task_live WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
+        (SELECT 'dag_budget', id, lane_id, ready_at, due_at, status, blocked, parked, false FROM lineshaft.task_live
+         WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
     ) AS live
-    -- include: with_lock
 ) AS live
 GROUP BY source, lane_id, state
 
@@ -69,11 +75,14 @@ GROUP BY source, lane_id, state
 SELECT
 -- include: group_columns
 FROM (
-    SELECT
-    -- include: waiting_columns
-    FROM lineshaft.task_live AS live TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
-    -- include: with_lock
-    WHERE (live.status = 'PENDING' AND live.due_at IS NULL) OR (live.status = 'READY' AND live.parked IS NULL)
+    SELECT id, lane_id, ready_at, due_at,
+    -- include: state
+    FROM (
+        SELECT live.*,
+        -- include: refused
+        FROM lineshaft.task_live AS live TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
+        WHERE (live.status = 'PENDING' AND live.due_at IS NULL) OR (live.status = 'READY' AND live.parked IS NULL)
+    ) AS live
 ) AS live
 GROUP BY lane_id, state
 

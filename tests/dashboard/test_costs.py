@@ -1,0 +1,61 @@
+"""The overview and costs."""
+
+import csv
+import io
+
+from lineshaft import Lineshaft
+from lineshaft.dashboard.pages.costs import _cell
+from tests.dashboard.conftest import Served
+from tests.dashboard.forms import Person, text_of
+from tests.dashboard.sample import fill
+
+
+async def test_every_table_of_costs_is_also_a_file(served: Served, dsn: str) -> None:
+    async with Lineshaft(dsn) as shaft:
+        await fill(shaft)
+    await served.client.submit("research", title="x")
+    person = Person(served)
+
+    page = text_of(await person.page("/costs"))
+    assert "crm-sync" in page
+    assert "Lost in failures" in page
+    for name, expected in (
+        ("type", "crm-sync"),
+        ("model", "large"),
+        ("agent", "researcher"),
+        ("dag", "Quarterly market report"),
+    ):
+        reply = await person.get(f"/costs/{name}.csv")
+        assert reply.headers["content-disposition"] == f'attachment; filename="lineshaft-costs-by-{name}.csv"'
+        rows = list(csv.DictReader(io.StringIO(reply.body.decode())))
+        assert expected in {row.get("key") or row.get("title") for row in rows}, rows
+    assert len(list(csv.reader(io.StringIO((await person.get("/costs/day.csv")).body.decode())))) == 2
+    assert (await person.get("/costs/nonsense.csv")).status == 404
+    only = text_of(await person.page("/costs?type=crm-sync&days=nonsense"))
+    assert "type: crm-sync" in only
+    assert "summarise" not in only
+    overview = text_of(await person.page("/"))
+    assert "6 dead letters" in overview
+    assert "2 approvals" in overview
+    assert "no agent can do it" in overview
+
+
+async def test_an_empty_installation_says_what_to_do(served: Served) -> None:
+    person = Person(served)
+
+    overview = text_of(await person.page("/"))
+
+    assert "Nothing. Dead letters" in overview
+    assert "No agent is active" in overview
+    assert "No work." in overview
+    assert "Nothing was spent" in text_of(await person.page("/costs?days=30"))
+
+
+def test_a_cell_is_no_formula() -> None:
+    assert [_cell(value) for value in ("=cmd()", "@x", "-1", "plain", 3)] == [
+        "'=cmd()",
+        "'@x",
+        "'-1",
+        "plain",
+        3,
+    ]

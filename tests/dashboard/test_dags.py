@@ -1,0 +1,110 @@
+"""DAGs: the list, the picture, and what is done to a DAG."""
+
+from xml.etree import ElementTree as ET
+
+from playwright.async_api import expect
+
+from lineshaft.dashboard.pages.dags import _blockers, _states
+from tests.dashboard.conftest import Served, Visitor
+from tests.dashboard.forms import NAME, Person, text_of
+
+_TASKS = [
+    {"key": "a", "type": "research", "title": "First"},
+    {"key": "b", "type": "write", "title": "Second", "depends_on": ["a"]},
+    {"key": "c", "type": "write", "title": "Third", "depends_on": ["b"]},
+]
+
+
+async def _submit(served: Served, **fields: object) -> tuple[str, dict[str, str]]:
+    reply = await served.client.post("/v1/dags", {"title": "Report", "tasks": _TASKS, **fields})
+    assert reply.status == 201, reply
+    return reply.json["dag"]["id"], reply.json["tasks"]
+
+
+async def test_the_list_has_dags_and_single_tasks_only_if_asked_for(served: Served) -> None:
+    await _submit(served)
+    await served.client.submit("research", title="Alone")
+    person = Person(served)
+
+    assert "Report" in (page := text_of(await person.page("/dags")))
+    assert "Alone" not in page
+    assert "Alone" in text_of(await person.page("/dags?all=yes"))
+    assert "Report" in text_of(await person.page("/dags?q=REP&status=pending&status=running&cursor=wrong"))
+    assert "No DAG matches the status failed" in text_of(await person.page("/dags?status=failed"))
+    assert "Report" in text_of(await person.page("/dags?q=%00"))
+
+
+async def test_a_dag_shows_its_picture_its_tasks_and_what_holds_it_up(served: Served) -> None:
+    dag, tasks = await _submit(served, budget_ceiling_usd=5)
+    person = Person(served)
+
+    page = await person.page(f"/dags/{dag}")
+
+    assert all(f'data-task="{name}"' in page for name in tasks.values())
+    assert f'href="/tasks/{tasks["a"]}"' in page
+    assert "2 unfinished tasks behind it" in text_of(page)
+    svg = await person.get(f"/dags/{dag}/picture.svg")
+    assert ET.fromstring(svg.body).tag.endswith("svg")  # noqa: S314 - our own
+    assert "sandbox" in svg.headers["content-security-policy"]
+    assert "flowchart LR" in (await person.get(f"/dags/{dag}/picture.mmd")).body.decode()
+
+
+async def test_a_short_id_leads_to_the_dag_and_an_unknown_one_to_an_error(served: Served) -> None:
+    dag, _ = await _submit(served)
+    person = Person(served)
+
+    await person.page(f"/dags/{dag[6:14]}-{dag[-4:]}")
+
+    assert person.path == f"/dags/{dag}"
+    assert "There is no DAG unknown" in await person.page("/dags/unknown", 404)
+
+
+async def test_money_and_cancelling_are_recorded_with_the_name(served: Served) -> None:
+    dag, tasks = await _submit(served, budget_ceiling_usd=5)
+    person = Person(served)
+    await person.page(f"/dags/{dag}")
+
+    assert "The budget is changed" in await person.act(f"/dags/{dag}/budget", {"how": "add", "usd": "2.5"})
+    assert (await served.client.get(f"/v1/dags/{dag}")).json["budget_ceiling_usd"] == 7.5
+    await person.act(f"/dags/{dag}/budget", {"how": "none"})
+    assert (await served.client.get(f"/v1/dags/{dag}")).json["budget_ceiling_usd"] is None
+    for fields in ({"how": "add"}, {"how": "set", "usd": "much"}, {"how": "nonsense", "usd": "1"}):
+        assert (await person.submit(f"/dags/{dag}/budget", fields)).status == 422, fields
+    assert "Cancelled 3 tasks" in await person.act(f"/dags/{dag}/cancel", {"reason": "no longer needed"})
+
+    events = (await served.client.get(f"/v1/tasks/{tasks['a']}/events")).json["items"]
+    data = next(event["data"] for event in events if event["kind"] == "task.cancelled")
+    assert data["actor"] == NAME
+    assert "no longer needed" in str(data)
+
+
+async def test_the_parts_of_a_bar_fill_it() -> None:
+    parts = _states({"READY": 1, "COMPLETED": 2, "DEAD_LETTERED": 1})
+
+    assert [(part.status, part.start, part.width) for part in parts] == [
+        ("COMPLETED", 0.0, 50.0),
+        ("READY", 50.0, 25.0),
+        ("DEAD_LETTERED", 75.0, 25.0),
+    ]
+    assert _states({}) == []
+    assert _blockers([]) == []
+
+
+async def test_an_open_picture_moves_and_zooms(served: Served, tab: Visitor) -> None:
+    dag, tasks = await _submit(served)
+    page = await tab.open(f"/dags/{dag}")
+    box = page.locator(f'[data-task="{tasks["a"]}"]')
+    await expect(box).to_contain_class("state-READY")
+
+    await page.get_by_role("button", name="Larger").click()
+    before = await page.locator("#canvas > svg").get_attribute("style")
+    await page.locator("#canvas").press("ArrowRight")
+    moved = await page.locator("#canvas > svg").get_attribute("style")
+    assert before != moved
+    await served.client.post(f"/v1/tasks/{tasks['a']}/cancel", {"reason": "test", "cascade": False})
+
+    await expect(box).to_contain_class("state-CANCELLED")
+    # The update left the view where the person put it.
+    assert await page.locator("#canvas > svg").get_attribute("style") == moved
+    await page.locator(f'[data-task="{tasks["b"]}"] a, a:has([data-task="{tasks["b"]}"])').first.click()
+    await expect(page).to_have_url(f"{tab.address}/tasks/{tasks['b']}")
