@@ -42,7 +42,7 @@ async def test_idle_agents_poll_when_a_breaker_may_be_probed(
 
 async def test_a_running_handler_sees_a_slow_down(shaft: Lineshaft) -> None:
     """R-218: with the next heartbeat."""
-    agent = Agent("a", models=["m"], heartbeat_interval_sec=0.1)
+    agent = Agent("a", models=["m"], heartbeat_interval_sec=1)
     started, seen = asyncio.Event(), asyncio.Event()
 
     @agent.task("t")

@@ -210,7 +210,7 @@ async def test_an_agent_with_its_own_token_stores_large_data(serve: Serve) -> No
             await ctx.put_artifact("report", b"x")
             ctx.state["text"] = "t" * (2 << 20)
             raise Snooze(0)
-        return ctx.steps["search"] + ctx.state["text"]
+        return str(ctx.steps["search"] + ctx.state["text"])
 
     async with serve(auth=True) as served:
         tokens = served.service.tokens

@@ -154,13 +154,7 @@ class Dashboard:
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
-<<<<<<< HEAD
             cookies.renew(await self._service.engine.sessions.begin(name=visit.name))
-=======
-            secret = await self._service.engine.sessions.begin(name=visit.name)
-            # If the form is shown again, it belongs to the new session.
-            cookies.secret = secret
->>>>>>> 848957dec21daaaed7d8fac452b054d3f9bf746c
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)

@@ -10,11 +10,14 @@ from lineshaft.dashboard.visit import Done, Pages, View, Visit
 from lineshaft.engine.read.agent_history import SEARCHED
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.instance_names import short_names
-from lineshaft.types import AgentInfo, InstanceInfo, Scope
+from lineshaft.model.printable import printable
+from lineshaft.types import AgentInfo, InstanceInfo, ReasonCode, Scope
+from lineshaft.types.waiting import WaitingReason
 
 pages = Pages()
 
 STATUSES = ("active", "draining", "offline")
+_UNSERVED = (ReasonCode.NO_CAPABLE_AGENT, ReasonCode.NO_AFFORDABLE_AGENT)
 _PAGE = 50
 _TASKS = 20
 #: Without a heartbeat for so many intervals: one may be late because a machine is busy.
@@ -105,8 +108,15 @@ async def agents(visit: Visit) -> View:
         "wanted": wanted,
         "slots": sum(row.agent.max_concurrent_tasks for row in rows if row.agent.status == "active"),
         "busy": sum(row.agent.current_tasks for row in rows),
+        "unserved": await _unserved(visit),
     }
     return View("agents.html", "Agents", context, refresh_sec=2.0)
+
+
+async def _unserved(visit: Visit) -> list[WaitingReason]:
+    """Work that no agent can take: none is able to, or none can pay for it."""
+    waiting = await visit.engine.read.waiting()
+    return [reason for reason in waiting.reasons if reason.code in _UNSERVED]
 
 
 @pages.page("/agents/{id:path}")
@@ -128,7 +138,7 @@ async def _agent_view(visit: Visit) -> View:
         "searched": SEARCHED,
     }
     topics = frozenset({f"agent:{agent_id}"})
-    return View("agent.html", f"Agent {agent_id[:100]}", context, topics=topics, refresh_sec=2.0)
+    return View("agent.html", f"Agent {printable(agent_id[:100])}", context, topics=topics, refresh_sec=2.0)
 
 
 # What an operator changes.

@@ -95,6 +95,7 @@ async def _guards_view(visit: Visit) -> View:
             "locks": locks.next_cursor,
         },
         "short_dags": await read.short_dags(limit=_DAGS),
+        "waiting": {reason.code: reason for reason in (await read.waiting()).reasons if reason.code},
         "types": await _known_types(visit),
         "limits": limits,
         "values": _values(limits),

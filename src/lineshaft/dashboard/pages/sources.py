@@ -17,6 +17,7 @@ from lineshaft.dashboard.rendering import duration
 from lineshaft.dashboard.visit import Done, Pages, View, Visit
 from lineshaft.engine.sources.firing import DryRun, Occasion, tick_event
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.model.printable import printable
 from lineshaft.server.routes.sources import check_verification
 from lineshaft.sources import ticks
 from lineshaft.sources.cron_words import in_words
@@ -290,7 +291,12 @@ async def _source_view(visit: Visit, *, definition: str = "", event: str = "") -
     }
     topics = _TOPICS
     return View(
-        "source.html", f"Source {name[:100]}", context, topics=topics, at_most_every_sec=1.0, refresh_sec=5.0
+        "source.html",
+        f"Source {printable(name[:100])}",
+        context,
+        topics=topics,
+        at_most_every_sec=1.0,
+        refresh_sec=5.0,
     )
 
 
@@ -301,7 +307,11 @@ def written(definition: Mapping[str, Any]) -> str:
         for name, value in definition.items()
         if name not in {"name", "enabled"} and value is not None
     }
-    return msgspec.yaml.encode(kept).decode()
+    if "verify" in kept:
+        kept["verify"] = {name: value for name, value in kept["verify"].items() if value is not None}
+    text = msgspec.yaml.encode(kept).decode()
+    # Characters that can't be seen are escaped, which JSON can do without a change of the value.
+    return text if printable(text) == text else json.dumps(kept, indent=2)
 
 
 def _first_event(visit: Visit, found: Source) -> Mapping[str, Any]:

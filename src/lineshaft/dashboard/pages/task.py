@@ -12,7 +12,7 @@ from markupsafe import Markup
 from msgspec import UNSET
 from starlette.responses import RedirectResponse, Response
 
-from lineshaft.dashboard.rendering import MOST_SHOWN, ago, moment, short
+from lineshaft.dashboard.rendering import ago, moment, short
 from lineshaft.dashboard.timeline import ICONS, timeline
 from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
 from lineshaft.engine.feed.event_query import LAST, EventQuery
@@ -50,6 +50,8 @@ _TEXT_TYPES = ("text/", "application/json", "application/x-ndjson", "application
 _MOST_TOPICS = 50
 _RETRIED = frozenset({Status.DEAD_LETTERED, Status.CANCELLED, Status.RETRYING})
 _REASON = 1_000
+#: Characters in the title of a browser's tab.
+_TITLE = 100
 
 
 @pages.page("/tasks/{id}")
@@ -102,13 +104,11 @@ async def _view(visit: Visit) -> View | Response:
         "can_cancel": not one.status.ended,
         "changes": _changes(one),
         "form": visit.form,
-        "most_shown": MOST_SHOWN,
-        "seconds": _seconds,
     }
     topics = [f"task:{name}" for name in (one.id, *one.blocked_by[: _MOST_TOPICS - 1])]
     return View(
         "task.html",
-        one.title[:100],
+        printable(" ".join(one.title[:_TITLE].split())),
         context,
         topics=frozenset(topics),
         # Heartbeats, and guards that hold it back, are not events of the task.
@@ -230,14 +230,10 @@ def _share(value: float, whole: float | None) -> float | None:
     return share if 0 <= share <= 1 else None
 
 
-def _seconds(begin: datetime, end: datetime) -> float:
-    return max((end - begin).total_seconds(), 0.0)
-
-
 def _cancelled_with(count: int) -> str:
     if not count:
         return "No other task is cancelled with it."
-    many = f"more than {MOST_CANCELLED:,}" if count >= MOST_CANCELLED else f"{count:,}"
+    many = f"{count:,} or more" if count >= MOST_CANCELLED else f"{count:,}"
     return f"It also cancels {many} other task{'' if count == 1 else 's'}: its children and dependents."
 
 
@@ -367,7 +363,7 @@ async def artifact_content(visit: Visit) -> Response:
         more = f"\n… ({artifact.size:,} bytes)" if artifact.size > _PREVIEW_BYTES else ""
         headers = {**SAFE_HEADERS, "Content-Type": "text/plain; charset=utf-8"}
         return Response((text + more).encode(), headers=headers)
-    headers = {**SAFE_HEADERS, "Content-Length": str(artifact.size)}
+    headers = dict(SAFE_HEADERS)
     if kind in _PICTURES and not visit.query.get("download"):
         headers |= {"Content-Type": kind, "Content-Disposition": "inline"}
     else:
@@ -375,10 +371,11 @@ async def artifact_content(visit: Visit) -> Response:
             "Content-Type": "application/octet-stream",
             "Content-Disposition": attachment(safe_file_name(artifact.name)),
         }
-    return await _streamed(artifacts.read(artifact), headers)
+    return await _streamed(visit, artifact, headers)
 
 
-async def _streamed(chunks: AsyncIterator[bytes], headers: dict[str, str]) -> Response:
+async def _streamed(visit: Visit, artifact: Artifact, headers: dict[str, str]) -> Response:
+    chunks = visit.engine.artifacts.read(artifact)
     # A store that is away is an error of its own, as long as nothing was sent.
     first = await anext(chunks, b"")
 
@@ -388,7 +385,7 @@ async def _streamed(chunks: AsyncIterator[bytes], headers: dict[str, str]) -> Re
         async for chunk in chunks:
             yield chunk
 
-    return Download(all_chunks(), 200, headers)
+    return Download(all_chunks(), 200, {**headers, "Content-Length": str(artifact.size)})
 
 
 @pages.page("/tasks/{id}/output.json")
@@ -398,7 +395,7 @@ async def output_json(visit: Visit) -> Response:
     if one.output.data_ref is None:
         return Response(bytes(one.output.data_json), headers=headers)
     artifact = await visit.engine.artifacts.get(one.output.data_ref)
-    return await _streamed(visit.engine.artifacts.read(artifact), headers)
+    return await _streamed(visit, artifact, headers)
 
 
 @pages.page("/tasks/{id}/spec.json")

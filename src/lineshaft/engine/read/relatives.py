@@ -14,7 +14,7 @@ from lineshaft.model.states import Status
 MOST_RELATIVES = 100
 MOST_STEPS = 200
 #: Tasks that a cancellation would reach are counted up to this many.
-MOST_CANCELLED = 10_000
+MOST_CANCELLED = 1_000
 #: Larger results of steps and checkpoints are left out.
 MOST_DATA_BYTES = 20_000
 
