@@ -190,7 +190,7 @@ class Dashboard:
             "here": visit.url.partition("?")[0],
             "query": visit.query,
             "attention": attention,
-            "links": links(attention),
+            "links": links(attention, may_submit=visit.may(Scope.SUBMIT)),
             "banners": banners(attention),
         }
 
