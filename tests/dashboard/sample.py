@@ -1,14 +1,17 @@
 """An installation at work, with something on every page: `python -m tests.dashboard.sample [URL]`."""
 
 import asyncio
+import struct
 import sys
+import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lineshaft import Agent, Fail, Gate, Lineshaft, OutputContract, RetrySpec, TaskContext
-from lineshaft.types import NewTask
+from lineshaft.types import NewAgent, NewTask
 from lineshaft.types.sources import NewSource, SourceKind
+from lineshaft.types.work import ClaimRef, Failure
 
 _SUMMARY_SCHEMA = {
     "type": "object",
@@ -34,6 +37,12 @@ class Sample:
     for_person: str
     running: str
     locked: str
+    #: Of the completed task.
+    picture: str
+    #: Of a group of dead letters.
+    pattern: str
+    agent: str = "writer"
+    source: str = "monday-report"
 
 
 def _fleet() -> list[Agent]:
@@ -134,6 +143,13 @@ async def fill(shaft: Lineshaft) -> Sample:
     await shaft.submit(NewTask(type="translate", title="Translate into French", priority=2))
     locked = await shaft.submit(NewTask(type="edit", title="Edit the contract", lock_key="contract-17"))
     waiting = await shaft.submit(NewTask(type="edit", title="Proofread the contract", lock_key="contract-17"))
+    await _hold(shaft, "edit", "editor")
+    await _meet_rate_limit(shaft)
+    await shaft.open_breaker("deploy", reason="The host is being moved")
+    done = dag.tasks["research-market"].id
+    notes = "# Notes\n\nThree vendors share most of the market.\n"
+    await shaft.artifacts.put("notes.md", notes.encode(), task=done)
+    picture = await shaft.artifacts.put("chart.png", png(120, 80), task=done)
     await shaft.sources.put(
         NewSource(
             name="monday-report",
@@ -145,15 +161,48 @@ async def fill(shaft: Lineshaft) -> Sample:
     )
     await shaft.pause("translate")
     letters = await shaft.dead_letters()
+    groups = await shaft.dead_letter_groups()
     return Sample(
         dag=dag.id,
-        completed=dag.tasks["research-market"].id,
+        completed=done,
         dead=letters.items[0].task_id,
         to_approve=dag.tasks["write-market"].id,
         for_person=person.id,
         running=locked.id,
         locked=waiting.id,
+        picture=picture.id,
+        pattern=groups[0].pattern,
     )
+
+
+async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
+    """Claim and start what there is of a type, for an instance that lives as long as its lease."""
+    new = NewAgent(
+        id=agent_id, instance=f"{agent_id}-1", host="host-1", types=[type_], claim_ttl_sec=3600, **agent
+    )
+    registered = await shaft.backend.register(new)
+    found = await shaft.backend.claim(agent_id, registered.own.incarnation, limit=3, types=[type_])
+    return [ClaimRef(item.task.id, item.task.epoch, item.claim_token) for item in found]
+
+
+async def _meet_rate_limit(shaft: Lineshaft) -> None:
+    await shaft.submit(NewTask(type="draw", title="Draw the cover"))
+    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=["pictures/large"])
+    await shaft.backend.fail([Failure(claim, "429 Too Many Requests", "rate_limit", retry_after_sec=900)])
+
+
+def png(width: int, height: int) -> bytes:
+    """A picture: one colour that fades."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    rows = b"".join(
+        b"\0" + b"".join(bytes((40, 90, 255 * x // width)) for x in range(width)) for _ in range(height)
+    )
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + data
 
 
 async def main(url: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """The dashboard of a server: who visits, what they may see and do, and how pages are answered."""
 
+import contextlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -189,7 +190,7 @@ class Dashboard:
             "here": visit.url.partition("?")[0],
             "query": visit.query,
             "attention": attention,
-            "links": links(attention),
+            "links": links(attention, may_submit=visit.may(Scope.SUBMIT)),
             "banners": banners(attention),
         }
 
@@ -218,7 +219,9 @@ class Dashboard:
         async def allow() -> None:
             await self._principal(request, cookies)
 
-        watching = self._service.tail.watched(principal.token_id, (request.client or ("",))[0])
+        # Counted before the response begins, so that one stream too many is refused.
+        watching = contextlib.ExitStack()
+        watching.enter_context(self._service.tail.counted(principal.token_id, (request.client or ("",))[0]))
         marker, csrf = self._csrf_marker.encode(), cookies.csrf.encode()
 
         async def messages() -> Any:

@@ -17,7 +17,7 @@ import msgspec
 from lineshaft.dashboard.visit import EVERYTHING
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.errors import CursorExpiredError, LineshaftError, NotFoundError
-from lineshaft.server.framework.streams import Allow, any_of, is_refused
+from lineshaft.server.framework.streams import PING_EVERY_SEC, Allow, any_of, is_refused
 from lineshaft.types import Event, Scope
 
 #: How often the feed is read.
@@ -106,17 +106,21 @@ class Live:
 
     async def messages(self, key: PageKey, allow: Allow) -> AsyncIterator[bytes]:
         """Server-sent events: the page now, and again whenever it has changed."""
+        now = asyncio.get_running_loop().time
+        allowed_until = now() + PING_EVERY_SEC
         with self._open(key) as channel:
             sent: bytes | None = None
             yield b"retry: 1000\n\n"
             while not self._stopping.is_set():
+                if now() >= allowed_until:
+                    if await is_refused(allow):
+                        yield b"event: ended\ndata: null\n\n"
+                        return
+                    allowed_until = now() + PING_EVERY_SEC
                 if channel.message is not None and channel.message is not sent:
                     sent = channel.message
                     yield sent
                 elif not await any_of(channel.news, self._stopping):
-                    if await is_refused(allow):
-                        yield b"event: ended\ndata: null\n\n"
-                        return
                     yield b": keep-alive\n\n"
 
     async def _run(self, channel: _Channel) -> None:

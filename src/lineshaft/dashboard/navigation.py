@@ -48,7 +48,7 @@ class SharedAttention:
         self._at = 0.0
 
 
-def links(attention: Attention) -> list[Link]:
+def links(attention: Attention, *, may_submit: bool) -> list[Link]:
     guards = len(attention.open_breakers) + len(attention.paused) + len(attention.slowdowns)
     return [
         Link("/", "Overview"),
@@ -60,7 +60,7 @@ def links(attention: Attention) -> list[Link]:
         Link("/guards", "Guards", _count(guards), "pauses, breakers and slowdowns in force"),
         Link("/sources", "Sources"),
         Link("/costs", "Costs"),
-        Link("/new", "New"),
+        *([Link("/new", "New")] if may_submit else []),
     ]
 
 

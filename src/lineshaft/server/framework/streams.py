@@ -40,8 +40,9 @@ class Tail:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._news = asyncio.Event()
-        #: How many streams are open.
+        #: How many streams are open, and how many of them need the feed to be polled.
         self.watchers = 0
+        self._polled = 0
         #: By token and by address.
         self._of: Counter[str] = Counter()
         self._looking: asyncio.Task[None] | None = None
@@ -53,7 +54,19 @@ class Tail:
 
     @contextlib.contextmanager
     def watched(self, token_id: str | None, address: str) -> Iterator[None]:
-        """Count a stream or a socket; raises RateLimitedError if there are too many of the same caller."""
+        """Poll the feed for a stream or a socket; raises RateLimitedError if the caller has too many."""
+        with self.counted(token_id, address):
+            self._polled += 1
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.get_running_loop().create_task(self._look())
+            try:
+                yield
+            finally:
+                self._polled -= 1
+
+    @contextlib.contextmanager
+    def counted(self, token_id: str | None, address: str) -> Iterator[None]:
+        """Count an open connection; raises RateLimitedError if there are too many of the same caller."""
         keys = [f"address {address}"] + ([] if token_id is None else [f"token {token_id}"])
         if self.watchers >= MAX_STREAMS:
             raise _too_many("This server", MAX_STREAMS)
@@ -63,8 +76,6 @@ class Tail:
             raise _too_many("At this address, this server", MAX_STREAMS_PER_ADDRESS)
         self.watchers += 1
         self._of.update(keys)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
         try:
             yield
         finally:
@@ -77,7 +88,7 @@ class Tail:
         position: str | None = NOW
         # Streams may have read before this task found its position, or could not read at all.
         may_have_missed = True
-        while self.watchers:
+        while self._polled:
             try:
                 page = await self._events.read(position, limit=1)
                 if page.items:
