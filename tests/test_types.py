@@ -27,6 +27,8 @@ ALLOWED = {
     ("engine.guards.limits._Row", "types.limits.Limits"): "a row, and what callers read",
     ("engine.guards.limits._Row", "server.routes.requests.ChangeLimits"): "a row, and a part of it to change",
     ("server.routes.requests.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
+    ("engine.read.waiting._Sum", "types.waiting.WaitingReason"): "a sum while it is made, and the result",
+    ("types.costs.DagCosts", "types.guards.ShortDag"): "what a DAG cost, and what its next task lacks",
     ("types.tokens.NewToken", "types.tokens.Token"): "the secret is returned once, and lists never have it",
     (
         "types.protocol.CancelItem",

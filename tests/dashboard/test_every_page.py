@@ -31,7 +31,7 @@ document.addEventListener("securitypolicyviolation",
     (event) => window.violations.push(event.violatedDirective));
 """
 #: Colours differ between schemes, all else is the same.
-_CONTRAST = {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}
+_CONTRAST: dict[str, object] = {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}
 
 
 @pytest.fixture
