@@ -1,5 +1,6 @@
 """Approvals: the inbox, outputs that are approved, tasks that a person answers with a form."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -200,6 +201,23 @@ async def test_a_decision_that_comes_too_late_names_who_was_first(served: Served
         page = text_of(late.body.decode())
         assert "Your decision came too late. ann approved it at 2" in page
         assert "Your decision f goes here" not in page, "there is no form any more"
+        assert await status(served, task_id) == "COMPLETED"
+
+
+async def test_of_two_people_who_decide_at_once_one_wins(served: Served) -> None:
+    people = [Person(served), Person(served)]
+    for task_id in (await at_the_gate(served), await for_a_person(served, schema=None)):
+        for person in people:
+            await person.page(f"/approvals/{task_id}")
+
+        replies = await asyncio.gather(
+            *(
+                person.submit(f"/approvals/{task_id}", {"decision": "approve", "data": "1"})
+                for person in people
+            )
+        )
+
+        assert sorted(reply.status for reply in replies) == [303, 409]
         assert await status(served, task_id) == "COMPLETED"
 
 

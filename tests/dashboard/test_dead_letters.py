@@ -1,5 +1,6 @@
 """Dead letters: groups, decisions about one and about many, edit and retry."""
 
+import asyncio
 import html
 import re
 from typing import Any
@@ -109,6 +110,21 @@ async def test_one_letter_is_retried_with_a_note_a_delay_and_forgotten_steps(ser
     assert late.status == 409
     assert f"{NAME} decided retry" in text_of(late.body.decode())
     assert (await person.submit(f"/dead-letters/{task_id}/resolve", {"resolution": "guess"})).status == 422
+
+
+async def test_of_two_people_who_decide_at_once_one_wins(served: Served) -> None:
+    (task_id,) = await some(served, 1)
+    people = [Person(served), Person(served)]
+    for person in people:
+        await person.page(f"/dead-letters/{task_id}")
+
+    replies = await asyncio.gather(
+        *(person.submit(f"/dead-letters/{task_id}/resolve", {"resolution": "retry"}) for person in people)
+    )
+
+    assert sorted(reply.status for reply in replies) == [303, 409]
+    assert await statuses(served, [task_id]) == ["READY"]
+    assert len((await served.service.engine.dead_letters.get(task_id)).reviews) == 1
 
 
 async def test_a_spec_is_edited_shown_as_a_diff_and_then_sent(served: Served) -> None:

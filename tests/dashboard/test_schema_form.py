@@ -169,6 +169,7 @@ def test_each_kind_of_value_has_its_field() -> None:
         "data/second/city": Kind.TEXT,
     }
     assert list(fields)[:4] == ["data/vendor", "data/amount", "data/paid", "data/terms"], "in this order"
+    assert list(fields)[-1] == "data/extra", "optional JSON comes last"
     amount, vendor, city = fields["data/amount"], fields["data/vendor"], fields["data/address/city"]
     assert (amount.help, amount.minimum, amount.maximum, amount.must_be_filled) == ("In USD.", 0, 100, True)
     assert (vendor.label, vendor.min_length, vendor.max_length) == ("Vendor", 2, 80)

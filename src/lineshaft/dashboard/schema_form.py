@@ -110,9 +110,15 @@ def fields_of(schema: Any) -> list[Field]:
     properties = whole.get("properties")
     if not _is_object(whole) or not isinstance(properties, Mapping) or not properties:
         return [_field((), whole, schema, is_required=True)]
-    # Fields of one section stay together, behind those without one.
-    fields = sorted(_fields_in((), whole, schema), key=lambda field: bool(field.section))
+    # Fields of one section stay together, behind those without one; optional JSON comes last.
+    fields = sorted(_fields_in((), whole, schema), key=_place)
     return fields if len(fields) <= MAX_FIELDS else [json_field(schema)]
+
+
+def _place(field: Field) -> int:
+    if field.section:
+        return 1
+    return 2 if field.kind is Kind.JSON and not field.is_required else 0
 
 
 def json_field(schema: Any) -> Field:
