@@ -147,6 +147,11 @@ async def test_a_spec_is_edited_shown_as_a_diff_and_then_sent(served: Served) ->
     stale = await person.submit(address, fields | {"step": "send", "revival": "9"})
     assert stale.status == 409
 
+    unseen = await person.submit(address, fields | {"step": "send", "checked": "another text"})
+    assert "Your change" in text_of(unseen.body.decode()), "it was edited after it was shown"
+    assert await statuses(served, [task_id]) == ["DEAD_LETTERED"]
+    fields |= {"checked": re.findall(r'name="checked" value="(\w+)"', unseen.body.decode())[0]}
+
     page = text_of(await person.act(address, fields | {"step": "send"}))
 
     assert "Changed 3 places of the spec and retried." in page
@@ -216,6 +221,10 @@ async def test_one_change_is_applied_to_the_specs_of_a_whole_group(served: Serve
     }
     checked = await person.submit("/dead-letters/decide", fields | {"step": "check"})
     assert text_of(checked.body.decode()).count("/m (missing) 2 /same true (removed)") == 3
+    unseen = await person.submit("/dead-letters/decide", fields | {"step": "all"})
+    assert unseen.status == 200
+    assert await statuses(served, ids) == ["DEAD_LETTERED"] * 3, "it was not shown before"
+    fields |= {"checked": re.findall(r'name="checked" value="(\w+)"', unseen.body.decode())}
     wrong = await person.submit("/dead-letters/decide", fields | {"patch": "[]", "step": "all"})
     assert wrong.status == 422
 

@@ -259,6 +259,11 @@ class _Edit:
     #: Shown, and not sent yet.
     is_checked: bool = False
 
+    @property
+    def checked(self) -> str:
+        """Stands for the text that is shown."""
+        return element_id(self.text)
+
 
 @pages.page("/dead-letters/{task_id}/edit", Scope.OPERATE)
 async def edit_page(visit: Visit) -> View:
@@ -293,7 +298,8 @@ async def edit(visit: Visit) -> Done | View:
             "compare, and check your change again. Nothing was sent."
         )
         return _refused(await _edit_view(visit, found, edited), InvalidTransitionError(fault))
-    if visit.form.get("step") != "send":
+    # Only what was shown is sent: the text may have been edited again since.
+    if visit.form.get("step") != "send" or visit.form.get("checked") != element_id(text):
         return await _edit_view(visit, found, edited)
     try:
         decision = _decision(visit, resolution=Resolution.MODIFY_AND_RETRY, spec=spec)
@@ -403,6 +409,11 @@ class _BulkChange:
     samples: list[tuple[DeadLetter, list[_Changed]]] = field(default_factory=list)
     is_checked: bool = False
 
+    @property
+    def checked(self) -> str:
+        """Stands for the text that is shown."""
+        return element_id(self.text)
+
 
 @dataclass(slots=True)
 class _Outcome:
@@ -424,7 +435,7 @@ async def decide(visit: Visit) -> Done | View:
         if resolution is Resolution.MODIFY_AND_RETRY:
             patch = _object("patch", visit.form.get("patch"))
             change = await _bulk_change(visit, wanted, patch)
-            if visit.form.get("step") == "check":
+            if visit.form.get("step") == "check" or visit.form.get("checked") != element_id(change.text):
                 return (await _decide_view(visit, visit.form, change)).still()
         limit = 1 if visit.form.get("step") == "one" else announced
         if limit < 1:
