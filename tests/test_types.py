@@ -27,6 +27,7 @@ ALLOWED = {
     ("engine.guards.limits._Row", "types.limits.Limits"): "a row, and what callers read",
     ("engine.guards.limits._Row", "server.routes.requests.ChangeLimits"): "a row, and a part of it to change",
     ("server.routes.requests.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
+    ("types.costs.DagCosts", "types.guards.ShortDag"): "what a DAG has cost, and what it can't pay for",
     ("types.tokens.NewToken", "types.tokens.Token"): "the secret is returned once, and lists never have it",
     (
         "types.protocol.CancelItem",
