@@ -63,13 +63,15 @@ async def test_a_late_heartbeat_is_marked_before_the_process_counts_as_offline(s
 
 async def test_the_page_of_an_agent_shows_its_processes_and_what_became_of_its_claims(served: Served) -> None:
     client = served.client
-    agent = await client.register("coder", instance="host-a/1", host="host-a", version="2.1")
+    agent = await client.register("coder", instance="host-a/1", host="host-a", version="2.1", budget_usd=2)
     outcomes = []
     for title in ("Good", "Bad", "Still running"):
         task = await client.submit("code", title=title, max_attempts=1)
         outcomes.append((task["id"], (await client.hold(agent))[1]))
     good, bad, running = outcomes
-    await client.post(f"/v1/tasks/{good[0]}/complete", {"claim_token": good[1], "output": {"data": 1}})
+    await client.post(
+        f"/v1/tasks/{good[0]}/complete", {"claim_token": good[1], "output": {"data": 1}, "cost_usd": 0.5}
+    )
     failure = {"claim_token": bad[1], "category": "invalid_output", "error": "No <b>title</b>"}
     await client.post(f"/v1/tasks/{bad[0]}/fail", failure)
 
@@ -77,6 +79,7 @@ async def test_the_page_of_an_agent_shows_its_processes_and_what_became_of_its_c
     seen = text_of(page)
     assert "host-a/1" in seen
     assert "2.1" in seen
+    assert "$1.50 of $2.00 left, about" in seen
     now, _, recent = seen.partition("Recent claims")
     assert "Still running" in now.partition("Running now")[2]
     assert "Good completed" in recent

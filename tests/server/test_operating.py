@@ -142,6 +142,7 @@ async def test_breakers_by_hand(client: Client) -> None:
         "half_open_at": None,
         "probe_task_id": None,
         "forced": True,
+        "probe_at": None,
     }
     assert (await client.get("/v1/breakers")).json["items"] == [opened.json]
     assert await client.claim(agent) == []

@@ -1,7 +1,8 @@
 """Agents: is capacity there, and is it used? Processes, budgets, and what an operator changes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -22,8 +23,8 @@ _PAGE = 50
 _TASKS = 20
 #: Without a heartbeat for so many intervals: one may be late because a machine is busy.
 _OVERDUE_INTERVALS = 2.0
-#: An agent's average spend means little before.
-_LEAST_AGE = timedelta(minutes=10)
+#: Days that show how fast an agent spends: yesterday and today.
+_RATE_DAYS = 2
 _LONGEST_HOURS = 24 * 365
 
 
@@ -33,6 +34,8 @@ class Row:
 
     agent: AgentInfo
     now: datetime
+    #: What it has spent an hour since yesterday, UTC; None: nothing, or not known.
+    usd_per_hour: Decimal | None = None
 
     @property
     def address(self) -> str:
@@ -72,11 +75,11 @@ class Row:
 
     @property
     def hours_left(self) -> float | None:
-        """Until the budget is used up, at its average since it registered; None: not known, or very long."""
-        left, age = self.agent.budget_remaining_usd, self.now - self.agent.registered_at
-        if left is None or left <= 0 or self.agent.spent_usd <= 0 or age < _LEAST_AGE:
+        """Until the budget is used up, as it spends now; None: not known, or very long."""
+        left = self.agent.budget_remaining_usd
+        if left is None or left <= 0 or not self.usd_per_hour:
             return None
-        hours = float(left / self.agent.spent_usd) * age.total_seconds() / 3600
+        hours = float(left / self.usd_per_hour)
         return hours if hours < _LONGEST_HOURS else None
 
     def named_instances(self) -> list[tuple[str, InstanceInfo]]:
@@ -100,7 +103,8 @@ async def agents(visit: Visit) -> View:
     wanted = [status for status in visit.query.all("status") if status in STATUSES]
     page = await visit.engine.fleet.page(status=wanted, limit=_PAGE, cursor=visit.query.get("cursor") or None)
     now = _now(visit)
-    rows = [Row(agent, now) for agent in page.items]
+    rates = await _rates(visit, page.items)
+    rows = [Row(agent, now, rates.get(agent.id)) for agent in page.items]
     context = {
         "rows": rows,
         "next_cursor": page.next_cursor,
@@ -111,6 +115,16 @@ async def agents(visit: Visit) -> View:
         "unserved": await _unserved(visit),
     }
     return View("agents.html", "Agents", context, refresh_sec=2.0)
+
+
+async def _rates(visit: Visit, agents: Sequence[AgentInfo]) -> dict[str, Decimal]:
+    """What agents with a budget spend an hour."""
+    if all(agent.budget_usd is None for agent in agents):
+        return {}
+    costs = await visit.engine.read.costs(days=_RATE_DAYS)
+    since = datetime.combine(costs.since, datetime.min.time(), UTC)
+    hours = Decimal((costs.as_of - since).total_seconds()) / 3600
+    return {line.key: line.cost_usd / hours for line in costs.by_agent if line.cost_usd > 0}
 
 
 async def _unserved(visit: Visit) -> list[WaitingReason]:
@@ -130,7 +144,7 @@ async def _agent_view(visit: Visit) -> View:
     ids = [task_id for each in found.instances for task_id in each.task_ids]
     running = await visit.engine.read.tasks_by_id(ids[:_TASKS])
     context: dict[str, Any] = {
-        "row": Row(found, _now(visit)),
+        "row": Row(found, _now(visit), (await _rates(visit, [found])).get(agent_id)),
         "agent": found,
         "running": running,
         "more_running": max(len(ids) - len(running), 0),
