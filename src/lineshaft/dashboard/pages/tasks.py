@@ -118,6 +118,7 @@ async def tasks(visit: Visit) -> View:
         "tabs": _tabs(wanted, stats),
         "can_order": not ENDED & set(wanted.fields.get("status", ())),
         "suggestions": _suggestions(page),
+        "verbs": [verb for verb in VERBS.values() if verb.suits(wanted)],
         "without_cursor": f"/tasks?{wanted.query}",
         "labels": _LABELS,
         "without": {name: _without(wanted, name) for name in wanted.filters},
@@ -227,6 +228,11 @@ class Verb:
     #: What it can be done to.
     statuses: frozenset[Status]
     consequence: str
+
+    def suits(self, wanted: Wanted) -> bool:
+        """Whether it can be done to any task that matches."""
+        statuses = wanted.fields.get("status", [])
+        return not statuses or any(status in self.statuses for status in statuses)
 
     async def find(self, visit: Visit, wanted: TaskFilter) -> MatchedTasks:
         matching = visit.engine.matching
