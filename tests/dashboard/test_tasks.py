@@ -123,6 +123,7 @@ async def test_all_that_match_are_counted_shown_and_cancelled(served: Served) ->
     person = Person(served)
 
     assert "/bulk/cancel?tag=old" in await person.page("/tasks?tag=old")
+    assert "/bulk/retry?" not in await person.page("/tasks?tag=old&status=READY"), "it suits no such task"
     asked = text_of(await person.page("/bulk/cancel?tag=old"))
     assert "Cancel 230 tasks?" in asked
     assert "The newest 10" in asked

@@ -109,13 +109,16 @@ async def _whole_dag_id(visit: Visit, text: str) -> str:
 @pages.page("/tasks")
 async def tasks(visit: Visit) -> View:
     wanted = await wanted_tasks(visit, visit.query)
-    page, stats = await _page(visit, wanted), await visit.engine.read.stats()
+    page = await _page(visit, wanted)
+    # The figures are those of all tasks, so they say nothing about a filter.
+    stats = None if wanted.filters.keys() - {"status"} else await visit.engine.read.stats()
     context = {
         "wanted": wanted,
         "page": page,
         "tabs": _tabs(wanted, stats),
         "can_order": not ENDED & set(wanted.fields.get("status", ())),
         "suggestions": _suggestions(page),
+        "verbs": [verb for verb in VERBS.values() if verb.suits(wanted)],
         "without_cursor": f"/tasks?{wanted.query}",
         "labels": _LABELS,
         "without": {name: _without(wanted, name) for name in wanted.filters},
@@ -152,22 +155,24 @@ class Tab:
     count: str
 
 
-def _tabs(wanted: Wanted, stats: Stats) -> list[Tab]:
+def _tabs(wanted: Wanted, stats: Stats | None) -> list[Tab]:
     chosen = wanted.fields.get("status", [])
     others = {name: values for name, values in wanted.fields.items() if name != "status"}
-    # The figures are those of all tasks, so they say nothing about a filter.
-    counted = not others.keys() - {"order"}
-    exact = {status: all(depth.exact for depth in stats.depth if depth.status is status) for status in Status}
     tabs = [Tab("All", None, f"/tasks?{urlencode(others, doseq=True)}", not chosen, "")]
     for status in _TABS:
         own = {**others, "status": [status.value]}
         if status in ENDED:
             own.pop("order", None)
-        count = rough(stats.by_status.get(status, 0), exact=exact[status]) if counted else ""
+        count = "" if stats is None else _count(stats, status)
         tabs.append(
             Tab(status, status, f"/tasks?{urlencode(own, doseq=True)}", chosen == [status.value], count)
         )
     return tabs
+
+
+def _count(stats: Stats, status: Status) -> str:
+    exact = all(depth.exact for depth in stats.depth if depth.status is status)
+    return rough(stats.by_status.get(status, 0), exact=exact)
 
 
 def rough(count: int, *, exact: bool) -> str:
@@ -223,6 +228,11 @@ class Verb:
     #: What it can be done to.
     statuses: frozenset[Status]
     consequence: str
+
+    def suits(self, wanted: Wanted) -> bool:
+        """Whether it can be done to any task that matches."""
+        statuses = wanted.fields.get("status", [])
+        return not statuses or any(status in self.statuses for status in statuses)
 
     async def find(self, visit: Visit, wanted: TaskFilter) -> MatchedTasks:
         matching = visit.engine.matching

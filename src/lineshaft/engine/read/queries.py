@@ -139,7 +139,7 @@ class Queries:
         return await self._of_task(task_id, read_steps)
 
     async def relatives(self, task_id: str) -> Relatives:
-        """Dependencies, dependents, children and recorded steps of a task that exists; each list bounded."""
+        """Dependencies, dependents, children and recorded steps, bounded; of an unknown task, nothing."""
         return await self._of_task(task_id, read_relatives)
 
     async def why(self, task_id: str) -> Why:
