@@ -178,7 +178,7 @@ async def fill(shaft: Lineshaft) -> Sample:
 async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
     """Claim and start what there is of a type, for an instance that lives as long as its lease."""
     new = NewAgent(
-        id=agent_id, instance=f"{agent_id}-1", host="host-1", types=[type_], claim_ttl_sec=3600, **agent
+        id=agent_id, instance=f"{agent_id}-1", host="host-1", types=(type_,), claim_ttl_sec=3600, **agent
     )
     registered = await shaft.backend.register(new)
     found = await shaft.backend.claim(agent_id, registered.own.incarnation, limit=3, types=[type_])
@@ -187,7 +187,7 @@ async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> li
 
 async def _meet_rate_limit(shaft: Lineshaft) -> None:
     await shaft.submit(NewTask(type="draw", title="Draw the cover"))
-    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=["pictures/large"])
+    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=("pictures/large",))
     await shaft.backend.fail([Failure(claim, "429 Too Many Requests", "rate_limit", retry_after_sec=900)])
 
 

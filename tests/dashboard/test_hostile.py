@@ -48,8 +48,8 @@ async def _claimed(shaft: Lineshaft, agent_id: str, type_: str) -> ClaimRef:
         host=HOSTILE,
         version=HOSTILE[:100],
         type=HOSTILE,
-        capabilities=[HOSTILE],
-        models_available=[HOSTILE],
+        capabilities=(HOSTILE,),
+        models_available=(HOSTILE,),
         claim_ttl_sec=3600,
         max_concurrent_tasks=10,
     )
@@ -87,6 +87,7 @@ async def _attack(shaft: Lineshaft) -> Sample:
     )
     assert moved[0].error is None, moved
     running = await _claimed(shaft, agent, f"{HOSTILE} next")
+    dead = running
     for number in range(2):
         await shaft.submit(_task(HOSTILE, lock_key=f"{HOSTILE} {number}"))
         dead = await _claimed(shaft, agent, HOSTILE)
