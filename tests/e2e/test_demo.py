@@ -65,7 +65,7 @@ async def test_a_demo_that_is_kept_is_shown_in_the_dashboard_until_ctrl_c() -> N
         assert "Landing page for client X" in page
         assert "The data is in" in shown.text
         assert "lineshaft task list" in shown.text
-        assert "postgres" in os.listdir(os.path.join(folder, "kept"))
+        assert "postgres" in await asyncio.to_thread(os.listdir, f"{folder}/kept")
 
 
 def _get(url: str) -> str:
