@@ -23,6 +23,8 @@ _SUMMARY_SCHEMA = {
         "audience": {"enum": ["customers", "staff"]},
     },
 }
+#: Calls that are refused; the others time out.
+_REFUSED = 2
 _TRACE_CAUSE = "connection to crm.example timed out after 30 s (request {number})"
 
 
@@ -58,6 +60,8 @@ def _fleet() -> list[Agent]:
     @research.task("crm-sync")
     async def sync(ctx: TaskContext, number: int = 0) -> None:
         ctx.spend(0.02, tokens_input=300, tokens_output=10)
+        if number < _REFUSED:
+            raise Fail(f"401: the key of account {number} has expired", "auth_failure")
         raise Fail(_TRACE_CAUSE.format(number=number), "timeout")
 
     @writing.task("write")

@@ -63,7 +63,7 @@ class Visit:
     query: Values
     #: Only of actions.
     form: Values = field(default_factory=Values)
-    #: Who acts; None: nobody has been asked yet, and only pages are shown.
+    #: Who acts; None: the name hasn't been asked yet, and only pages are shown.
     name: str | None = None
 
     @property
@@ -124,7 +124,7 @@ class Route(Generic[Function]):
     path: str
     scope: Scope
     function: Function
-    #: False: nothing is recorded, so nobody's name is needed.
+    #: False: nothing is recorded, so no name is needed.
     changes: bool = False
 
 
