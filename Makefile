@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-peers bench-page docs chaos fuzz lock clean
+.PHONY: help setup test test-full demo check lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-dashboard bench-peers bench-page docs screenshots chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -107,6 +107,9 @@ bench-http: $(DEVELOPMENT) ## Measure the server with many waiting agents, and a
 bench-sources: $(DEVELOPMENT) ## Measure webhooks against a bare insert over HTTP, and ticks of schedules
 	$(BIN)/python -m benchmarks.sources $(BENCH_FLAGS)
 
+bench-dashboard: $(DEVELOPMENT) ## Measure pages on a large database, and what open tabs cost the server (some minutes)
+	$(BIN)/python -m benchmarks.dashboard $(BENCH_FLAGS)
+
 bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
 	$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)
 
@@ -116,6 +119,9 @@ bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchma
 docs: $(DEVELOPMENT) ## Build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "Open site/index.html"
+
+screenshots: $(DEVELOPMENT) ## Write docs/images/ from real pages (needs Chromium)
+	$(BIN)/python -m tests.dashboard.screenshots
 
 chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, and check that nothing was lost
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(CHAOS_FLAGS)

@@ -23,6 +23,8 @@ _SUMMARY_SCHEMA = {
         "audience": {"enum": ["customers", "staff"]},
     },
 }
+#: Calls that are refused; the others time out.
+_REFUSED = 2
 _TRACE_CAUSE = "connection to crm.example timed out after 30 s (request {number})"
 
 
@@ -58,6 +60,8 @@ def _fleet() -> list[Agent]:
     @research.task("crm-sync")
     async def sync(ctx: TaskContext, number: int = 0) -> None:
         ctx.spend(0.02, tokens_input=300, tokens_output=10)
+        if number < _REFUSED:
+            raise Fail(f"401: the key of account {number} has expired", "auth_failure")
         raise Fail(_TRACE_CAUSE.format(number=number), "timeout")
 
     @writing.task("write")
@@ -187,7 +191,7 @@ async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> li
 
 async def _meet_rate_limit(shaft: Lineshaft) -> None:
     await shaft.submit(NewTask(type="draw", title="Draw the cover"))
-    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=["pictures/large"])
+    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=("pictures/large",))
     await shaft.backend.fail([Failure(claim, "429 Too Many Requests", "rate_limit", retry_after_sec=900)])
 
 

@@ -1,4 +1,4 @@
-"""`lineshaft demo`: a small fleet at work, in under a minute; nothing is left behind."""
+"""`lineshaft demo`: a small fleet at work, in under a minute; nothing is left behind without `--keep`."""
 
 import argparse
 import contextlib
@@ -8,18 +8,22 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
-from collections.abc import Iterator, Mapping
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lineshaft.cli import up
 from lineshaft.cli.connection import connect
 from lineshaft.cli.output import print_table, print_text, usd
 from lineshaft.errors import LineshaftError
-from lineshaft.settings import CONFIG_VARIABLE, PREFIX
+from lineshaft.settings import CONFIG_VARIABLE, PREFIX, Settings
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.server.server import Server
     from lineshaft.types import Event, NewTask
 
 _LONGEST_SEC = 55.0
@@ -51,9 +55,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="watch a small fleet of agents build a landing page and survive failures",
         description="Start a separate database, submit a DAG of five tasks and let five simulated agents, "
         "each a process, work on it. One agent is killed, one is rate limited, one returns an invalid "
-        "output, one needs a person. Ends automatically in under a minute.",
+        "output, one needs a person. Ends automatically in under a minute. With --keep on a terminal it then "
+        "serves the dashboard until Ctrl-C.",
     )
-    command.add_argument("--keep", type=Path, metavar="DIR", help="keep the data in DIR")
+    command.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the data in DIR, and show it in the dashboard"
+    )
     command.set_defaults(run=run, url=None)
 
 
@@ -70,12 +77,32 @@ def run(args: argparse.Namespace) -> int:
             _summary(shaft, made.id, ids, time.monotonic() - started)
         print()
         if args.keep is None:
-            print_text("To keep its database and look around: lineshaft demo --keep DIR")
+            print_text("To keep its data and look around in the dashboard: lineshaft demo --keep DIR")
         else:
-            print_text(f"The database is kept in {home}. Look around with these commands:")
-            print(f"  export {settings}")
-            print("  lineshaft task list; lineshaft dag list; lineshaft events")
+            look_around(home, settings)
     return 0
+
+
+def look_around(home: Path, variables: str) -> None:
+    """Show what was left: on a terminal in the dashboard, until Ctrl-C."""
+    print_text(f"The data is kept in {home}. Look around with these commands:")
+    print(f"  export {variables}")
+    print("  lineshaft task list; lineshaft dag list; lineshaft events")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print(f"  lineshaft up   # the dashboard: {up.url_of(Settings.load())}/")
+        return
+    # The table and the address stay on the screen: only warnings are logged.
+    os.environ[f"{PREFIX}LOG_LEVEL"] = "warning"
+    up.serve(_open_dashboard, port=0)
+    print_text(f"Stopped. The data is in {home}.")
+
+
+def _open_dashboard(server: "Server", _dsn: str, _applied: Sequence[str]) -> None:
+    address = f"{up.url_of(server.service.settings)}/"
+    print(f"\nDashboard  {address}\nStop       Ctrl-C", flush=True)
+    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        # In a thread: it may wait for the browser.
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 @contextlib.contextmanager

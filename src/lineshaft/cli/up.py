@@ -1,4 +1,4 @@
-"""`lineshaft up`: database, API and background duties in one process."""
+"""`lineshaft up`: database, API, dashboard and background duties in one process."""
 
 import argparse
 import contextlib
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "up",
-        help="start database, API and background duties in one process",
+        help="start database, API, dashboard and background duties in one process",
         description="Start the database (LINESHAFT_DATABASE_URL, or an embedded one), migrate it to the "
-        "schema of this version, serve the HTTP API and run the background duties. Several processes can "
-        "share a database, each with its own port. SIGTERM or Ctrl-C stops it.",
+        "schema of this version, serve the HTTP API and the dashboard, and run the background duties. "
+        "Several processes can share a database, each with its own port. SIGTERM or Ctrl-C stops it.",
     )
     command.add_argument("--host", help="the address to listen on (default: LINESHAFT_HOST, or 127.0.0.1)")
     command.add_argument(
@@ -35,13 +35,36 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="the port to listen on (default: LINESHAFT_PORT, or 8001); 0: any free port",
     )
     command.add_argument(
-        "--no-duties", action="store_true", help="only serve the API; another process must run the duties"
+        "--no-duties",
+        action="store_true",
+        help="only serve the API and the dashboard; another process must run the duties",
     )
     add_json_flag(command)
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    serve(
+        lambda server, dsn, applied: _announce(args, server, dsn, applied),
+        host=args.host,
+        port=args.port,
+        duties=not args.no_duties,
+    )
+    return 0
+
+
+#: Called with the server, the DSN of its database, and the migrations that were applied.
+Announce = Callable[["Server", str, Sequence[str]], None]
+
+
+def serve(
+    announce: Announce,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    duties: bool = True,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C. `host` and `port` are used in place of the settings."""
     import asyncio  # noqa: PLC0415 - with all that follows, slow to import
 
     from lineshaft import logs  # noqa: PLC0415
@@ -52,21 +75,20 @@ def run(args: argparse.Namespace) -> int:
     from lineshaft.server.service import Service  # noqa: PLC0415
 
     settings = Settings.load()
-    settings = replace(settings, host=args.host or settings.host)
+    settings = replace(settings, host=host or settings.host)
     logs.configure(settings.log_format, settings.log_level)
     logging.getLogger("asyncio").addFilter(RepeatedLines())
     with contextlib.ExitStack() as resources:
         # First: a port that is in use is the most likely mistake.
-        bound = listen(settings.host, settings.port if args.port is None else args.port)
+        bound = listen(settings.host, settings.port if port is None else port)
         resources.callback(bound.close)
         settings = replace(settings, port=bound.getsockname()[1])
         dsn = resources.enter_context(database(settings))
         applied = [str(migration) for migration in migrate.up(dsn)]
         service = Service(dsn, settings)
-        server = Server(service, bound, duties=not args.no_duties)
+        server = Server(service, bound, duties=duties)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(server, lambda: _announce(args, server, dsn, applied)))
-    return 0
+            runner.run(_serve(server, lambda: announce(server, dsn, applied)))
 
 
 async def _serve(server: "Server", on_ready: Callable[[], None]) -> None:
@@ -90,12 +112,16 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def url_of(settings: Settings) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
+
+
 def _announce(args: argparse.Namespace, server: "Server", dsn: str, applied: Sequence[str]) -> None:
     from lineshaft.engine.postgres.inspection import with_search_path  # noqa: PLC0415 - brings the driver
 
     settings = server.service.settings
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{settings.port}"
+    url = url_of(settings)
     embedded = settings.database_url is None
     duties = [duty.name for duty in server.duties]
     shown = with_search_path(dsn)
@@ -125,6 +151,7 @@ def _announce(args: argparse.Namespace, server: "Server", dsn: str, applied: Seq
                 ("Schema", f"applied {', '.join(applied)}" if applied else "up to date"),
                 ("Duties", ", ".join(duties) or "none (--no-duties)"),
                 ("Tokens", _about_tokens(server.service)),
+                ("Dashboard", f"{url}/"),
                 ("API", f"{url}/v1 (reference: {url}/docs)"),
                 ("Stop", "Ctrl-C or SIGTERM"),
             ]

@@ -20,7 +20,7 @@ from lineshaft.dashboard.cookies import HEADERS, Cookies
 from lineshaft.dashboard.live import Live, PageKey, Rendered
 from lineshaft.dashboard.navigation import SharedAttention, banners, links
 from lineshaft.dashboard.pages import AREAS
-from lineshaft.dashboard.rendering import STATIC, Renderer
+from lineshaft.dashboard.rendering import STATIC, Renderer, title_of
 from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
 from lineshaft.engine.feed.actor import acting
 from lineshaft.engine.postgres.database import only_reads
@@ -182,7 +182,7 @@ class Dashboard:
         return {
             "error": None,
             **view.context,
-            "title": view.title,
+            "title": title_of(view.title),
             "is_live": bool(view.topics) or view.refresh_sec is not None,
             "csrf": csrf,
             "may": visit.may,

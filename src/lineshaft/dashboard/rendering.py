@@ -24,6 +24,8 @@ _FOLDER = Path(__file__).parent
 STATIC = {path.name: path for path in (*sorted((_FOLDER / "static").iterdir()), pictures.STYLE_SHEET)}
 #: Characters of a value that a page shows; the rest is a download.
 MOST_SHOWN = 20_000
+#: Characters in the title of a browser's tab.
+_MOST_TITLE = 150
 
 
 def environment() -> Environment:
@@ -60,6 +62,11 @@ def _static_version() -> str:
     for path in STATIC.values():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def title_of(text: str) -> str:
+    """The name of a tab: one line, cut, without control characters."""
+    return printable(" ".join(text[: _MOST_TITLE * 4].split()))[:_MOST_TITLE]
 
 
 def shown(text: object, limit: int = 200) -> Markup:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
-from lineshaft.model.storable import is_storable
+from lineshaft.model.storable import is_storable, json_fault
 from lineshaft.sources import ticks
 from lineshaft.sources.expressions import Budget, Expression, ExpressionError
 from lineshaft.sources.template import MAX_BYTES, Template, TemplateError
@@ -140,7 +140,7 @@ def _check_common(filled: dict[str, Any], faults: _Faults) -> None:
     if len(encoded) > MAX_BYTES:
         faults.append(("", f"the definition is larger than {MAX_BYTES} bytes"))
         return
-    if not is_storable(encoded.decode()) or b"\\u0000" in encoded:
+    if json_fault(encoded) is not None:
         faults.append(("", "the definition has characters that PostgreSQL can't hold"))
         return
     for name in _COMPILED:

@@ -50,8 +50,6 @@ _TEXT_TYPES = ("text/", "application/json", "application/x-ndjson", "application
 _MOST_TOPICS = 50
 _RETRIED = frozenset({Status.DEAD_LETTERED, Status.CANCELLED, Status.RETRYING})
 _REASON = 1_000
-#: Characters in the title of a browser's tab.
-_TITLE = 100
 
 
 @pages.page("/tasks/{id}")
@@ -108,7 +106,7 @@ async def _view(visit: Visit) -> View | Response:
     topics = [f"task:{name}" for name in (one.id, *one.blocked_by[: _MOST_TOPICS - 1])]
     return View(
         "task.html",
-        printable(" ".join(one.title[:_TITLE].split())),
+        one.title,
         context,
         topics=frozenset(topics),
         # Heartbeats, and guards that hold it back, are not events of the task.
