@@ -114,7 +114,7 @@ async def agents(visit: Visit) -> View:
         "busy": sum(row.agent.current_tasks for row in rows),
         "unserved": await _unserved(visit),
     }
-    return View("agents.html", "Agents", context, refresh_sec=2.0)
+    return View("agents.html", "Agents", context, refresh_sec=4.0)
 
 
 async def _rates(visit: Visit, agents: Sequence[AgentInfo]) -> dict[str, Decimal]:

@@ -57,7 +57,7 @@ async def dags(visit: Visit) -> View:
             "states": _states,
         },
         topics=frozenset({EVERYTHING}),
-        at_most_every_sec=1.0,
+        at_most_every_sec=2.0,
     )
 
 

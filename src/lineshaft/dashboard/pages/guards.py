@@ -101,7 +101,7 @@ async def _guards_view(visit: Visit) -> View:
         "values": _values(limits),
         "day_ends": _day_ends(visit),
     }
-    return View("guards.html", "Guards", context, topics=_TOPICS, at_most_every_sec=1.0, refresh_sec=2.0)
+    return View("guards.html", "Guards", context, topics=_TOPICS, at_most_every_sec=1.0, refresh_sec=5.0)
 
 
 async def _known_types(visit: Visit) -> list[str]:

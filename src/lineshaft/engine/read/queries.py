@@ -34,6 +34,7 @@ from lineshaft.engine.read.throughput import read_throughput
 from lineshaft.engine.read.waiting import read_waiting
 from lineshaft.engine.read.why import read_refusal, read_why
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.model.states import LIVE, Status
 from lineshaft.model.storable import is_storable
 from lineshaft.types import (
     Attempt,
@@ -55,11 +56,12 @@ from lineshaft.types import (
     Why,
 )
 from lineshaft.types.costs import DEFAULT_DAYS, check_days
+from lineshaft.types.filters import names
 from lineshaft.types.guards import ShortDag
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 
 #: Ids that are read at once.
-_IDS = 1_000
+_IDS, _LIVE_IDS = 1_000, 20_000
 ALL_TASKS = TaskFilter()
 ALL_DAGS = DagFilter()
 
@@ -103,12 +105,16 @@ class Queries:
         return await in_snapshot(self._database, read, for_filters=True)
 
     async def task_ids(self, filters: TaskFilter) -> list[str]:
-        """The ids of all tasks that match, newest first, page by page."""
+        """The ids of all tasks that match, page by page: newest first, or by priority if none has ended."""
         found: list[str] = []
         cursor: str | None = None
+        # By priority, only live tasks are read, not the history; each page sorts all of them.
+        statuses = {Status.parse(name) for name in names(filters.status)}
+        only_live = bool(statuses) and statuses <= LIVE
+        order, limit = (TaskOrder.PRIORITY, _LIVE_IDS) if only_live else (TaskOrder.CREATED_AT, _IDS)
 
         async def read(reader: Reader) -> Keys:
-            return await task_keys(reader, filters, TaskOrder.CREATED_AT, _IDS, cursor)
+            return await task_keys(reader, filters, order, limit, cursor)
 
         while True:
             keys = await in_snapshot(self._database, read, for_filters=True)
