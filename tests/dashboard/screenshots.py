@@ -68,7 +68,7 @@ async def _shoot(dsn: str) -> None:
 def main() -> None:
     if CHROMIUM is None:
         raise SystemExit(NO_BROWSER)
-    logs.configure("console", "warning")
+    logs.configure("text", "critical")
     _FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ls-") as home:
         _run_demo(home)
