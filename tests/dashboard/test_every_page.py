@@ -1,14 +1,19 @@
 """Every page: in a real browser, in both schemes, on a phone and on a wide screen; and its live stream."""
 
 import asyncio
+import html
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page
+from starlette.routing import Match
 
 from lineshaft import Lineshaft
+from lineshaft.dashboard.dashboard import Dashboard
 from tests.dashboard.addresses import (
     ACTIONS,
     FILES,
@@ -60,6 +65,24 @@ async def test_every_page_and_file_answers_and_every_live_page_follows_events(
             assert parts.keys() == {"navigation", "banners", "live"}, address
             assert parts["live"].strip(), address
             assert person.csrf in parts["live"] or 'name="csrf"' not in parts["live"], address
+
+
+async def test_every_form_and_link_leads_somewhere(served: Served, sample: Sample) -> None:
+    person = Person(served)
+    actions = [route for route in Dashboard(served.service).routes() if "POST" in (route.methods or ())]
+    links: set[str] = set()
+    for address in page_addresses(sample):
+        page = await person.page(address)
+        links |= {html.unescape(found) for found in re.findall(r'href="(/[^"#]*)"', page)}
+        targets = re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', page)
+        targets += re.findall(r'formaction="([^"]*)"', page)
+        for target in targets:
+            path = unquote(urlsplit(html.unescape(target)).path)
+            scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
+            assert any(route.matches(scope)[0] is Match.FULL for route in actions), (address, target)
+    assert len(links) > 50
+    broken = {link: reply.status for link in sorted(links) if (reply := await person.get(link)).status >= 400}
+    assert broken == {}
 
 
 @pytest.mark.slow("each page is checked in a browser with axe")
