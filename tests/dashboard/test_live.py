@@ -12,3 +12,25 @@ async def test_a_new_task_appears_on_the_open_overview(served: Served, tab: Visi
     await served.client.post("/v1/tasks", {"type": "research", "title": "One"})
 
     await expect(page.locator("#live")).to_contain_text("READY")
+
+
+async def test_a_full_list_keeps_its_rows_until_new_ones_are_asked_for(served: Served, tab: Visitor) -> None:
+    for number in range(50):
+        await served.client.post("/v1/tasks", {"type": "research", "title": f"Old {number}"})
+    page = await tab.open("/tasks")
+    rows = page.locator("tr[data-row]")
+    before = await rows.evaluate_all("rows => rows.map((row) => row.id)")
+    assert len(before) == 50
+
+    for number in range(50):
+        await served.client.post("/v1/tasks", {"type": "research", "title": f"New {number}"})
+
+    await expect(page.locator("#new-rows")).to_have_text("50 new: show")
+    assert await rows.evaluate_all("rows => rows.map((row) => row.id)") == before
+    await page.locator("input[name=created_by]").fill("half a na")
+    await page.locator("#new-rows").click()
+    await expect(page.locator("#new-rows")).to_be_hidden()
+    await expect(rows).to_have_count(50)
+    await expect(rows.first).to_contain_text("New 49")
+    await expect(page.locator("tr.passed")).to_have_count(0)
+    assert await page.locator("input[name=created_by]").input_value() == "half a na"

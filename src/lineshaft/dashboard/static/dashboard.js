@@ -61,6 +61,7 @@ useTheme();
 let source = null;
 let paused = false;
 let waiting = null;
+let newest = null;
 let retry = 0;
 let lastAt = new Date();
 let held = 0;
@@ -83,9 +84,21 @@ function isBusy() {
   return Boolean(selection && !selection.isCollapsed && live.contains(selection.anchorNode));
 }
 
+// Rows that new ones would push off the page: those after the last row that stays.
+function pushedOff(update) {
+  const fresh = new Set([...new DOMParser().parseFromString(update.live, "text/html").querySelectorAll("[data-hold] tr[data-row]")].map((row) => row.id));
+  const shown = [...live.querySelectorAll("[data-hold] tr[data-row]")];
+  const hasNew = [...fresh].some((id) => !document.getElementById(id));
+  const last = shown.findLastIndex((row) => fresh.has(row.id));
+  return new Set(hasNew ? shown.slice(last + 1) : []);
+}
+
 function apply(update, withNew) {
   held = 0;
+  newest = update;
   const holds = (node) => !withNew && node.nodeType === 1 && node.matches("tr[data-row]") ;
+  const staying = withNew ? new Set() : pushedOff(update);
+  for (const row of staying) row.classList.add("passed");
   Idiomorph.morph(live, update.live, {
     morphStyle: "innerHTML",
     callbacks: {
@@ -94,6 +107,8 @@ function apply(update, withNew) {
         if (holds(node) && live.querySelector("[data-hold] tr[data-row]")) { held += 1; return false; }
         return true;
       },
+      // While new rows wait, the list doesn't shrink.
+      beforeNodeRemoved(node) { return !staying.has(node); },
       beforeNodeMorphed(node) { return !(node.nodeType === 1 && node.hasAttribute("data-keep")); },
       beforeAttributeUpdated(name, node) {
         // What the person opened or moved stays so.
@@ -201,7 +216,7 @@ document.addEventListener("click", async (event) => {
     localStorage.setItem("zone", localStorage.getItem("zone") === "utc" ? "local" : "utc");
     showTimes(document);
   } else if (target.dataset.copy) copy(target);
-  else if (target.id === "new-rows") location.reload();
+  else if (target.id === "new-rows") { waiting = null; apply(newest, true); }
   else if (target.hasAttribute("data-select-all")) {
     for (const box of live.querySelectorAll("input[data-select]")) box.checked = target.checked;
     showSelected();
