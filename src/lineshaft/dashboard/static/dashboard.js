@@ -170,7 +170,7 @@ function connect() {
   source.addEventListener("page", (event) => { noteLost(""); waiting = JSON.parse(event.data); flush(); });
   source.addEventListener("away", (event) => { noteLost(`${JSON.parse(event.data)} The page continues by itself when the database answers.`); showLive("Lost", "off"); });
   source.addEventListener("gone", (event) => { noteLost(JSON.parse(event.data)); });
-  source.addEventListener("ended", () => { location.reload(); });
+  source.addEventListener("ended", logInAgain);
   source.onerror = () => {
     noteLost("The connection to the server is lost; trying again.");
     showLive("Lost", "off");
@@ -178,8 +178,23 @@ function connect() {
       source = null;
       retry = Math.min(retry + 1, 6);
       setTimeout(connect, 500 * 2 ** retry);
+      askWhy();
     }
   };
+}
+
+// The server refused the stream: the session may have ended while the page was hidden or the server away.
+async function askWhy() {
+  try {
+    if ((await fetch(location.href, { method: "HEAD" })).redirected) logInAgain();
+  } catch { /* The server is away. */ }
+}
+
+function logInAgain() {
+  // What a person has typed isn't thrown away.
+  const typed = [...document.querySelectorAll("main textarea, main input:not([type=hidden])")].some((field) => field.value !== field.defaultValue);
+  if (typed || isBusy()) noteLost("Your session has ended. Copy what you need and reload the page to log in again.");
+  else location.reload();
 }
 
 function disconnect() {
