@@ -376,3 +376,9 @@ async def test_every_page_has_the_security_headers_and_the_stream_needs_the_scop
             assert stream.status == 200  # as /
         async with live_stream(served, "/no-page", reader.cookies) as stream:
             assert stream.status == 404
+
+
+async def test_an_address_with_too_many_fields_is_refused(served: Served) -> None:
+    person = Person(served)
+    page = await person.page("/tasks?" + "&".join(f"tag={number}" for number in range(2_001)), status=422)
+    assert "The address has too many fields (at most 2,000)." in page

@@ -313,7 +313,10 @@ async def _static(request: Request, _cookies: Cookies) -> Response:
 
 
 def _query(text: str) -> Values:
-    return Values(parse_qsl(text, errors="replace", max_num_fields=_MAX_FIELDS))
+    try:
+        return Values(parse_qsl(text, errors="replace", max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise InvalidInputError(f"The address has too many fields (at most {_MAX_FIELDS:,}).") from None
 
 
 def _url(request: Request) -> str:

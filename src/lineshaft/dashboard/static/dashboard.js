@@ -61,6 +61,7 @@ useTheme();
 let source = null;
 let paused = false;
 let waiting = null;
+let newest = null;
 let retry = 0;
 let lastAt = new Date();
 let held = 0;
@@ -83,9 +84,21 @@ function isBusy() {
   return Boolean(selection && !selection.isCollapsed && live.contains(selection.anchorNode));
 }
 
+// Rows that new ones would push off the page: those after the last row that stays.
+function pushedOff(update) {
+  const fresh = new Set([...new DOMParser().parseFromString(update.live, "text/html").querySelectorAll("[data-hold] tr[data-row]")].map((row) => row.id));
+  const shown = [...live.querySelectorAll("[data-hold] tr[data-row]")];
+  const hasNew = [...fresh].some((id) => !document.getElementById(id));
+  const last = shown.findLastIndex((row) => fresh.has(row.id));
+  return new Set(hasNew ? shown.slice(last + 1) : []);
+}
+
 function apply(update, withNew) {
   held = 0;
+  newest = update;
   const holds = (node) => !withNew && node.nodeType === 1 && node.matches("tr[data-row]") ;
+  const staying = withNew ? new Set() : pushedOff(update);
+  for (const row of staying) row.classList.add("passed");
   Idiomorph.morph(live, update.live, {
     morphStyle: "innerHTML",
     callbacks: {
@@ -94,6 +107,8 @@ function apply(update, withNew) {
         if (holds(node) && live.querySelector("[data-hold] tr[data-row]")) { held += 1; return false; }
         return true;
       },
+      // While new rows wait, the list doesn't shrink.
+      beforeNodeRemoved(node) { return !staying.has(node); },
       beforeNodeMorphed(node) { return !(node.nodeType === 1 && node.hasAttribute("data-keep")); },
       beforeAttributeUpdated(name, node) {
         // What the person opened or moved stays so.
@@ -155,7 +170,7 @@ function connect() {
   source.addEventListener("page", (event) => { noteLost(""); waiting = JSON.parse(event.data); flush(); });
   source.addEventListener("away", (event) => { noteLost(`${JSON.parse(event.data)} The page continues by itself when the database answers.`); showLive("Lost", "off"); });
   source.addEventListener("gone", (event) => { noteLost(JSON.parse(event.data)); });
-  source.addEventListener("ended", () => { location.reload(); });
+  source.addEventListener("ended", logInAgain);
   source.onerror = () => {
     noteLost("The connection to the server is lost; trying again.");
     showLive("Lost", "off");
@@ -163,8 +178,23 @@ function connect() {
       source = null;
       retry = Math.min(retry + 1, 6);
       setTimeout(connect, 500 * 2 ** retry);
+      askWhy();
     }
   };
+}
+
+// The server refused the stream: the session may have ended while the page was hidden or the server away.
+async function askWhy() {
+  try {
+    if ((await fetch(location.href, { method: "HEAD" })).redirected) logInAgain();
+  } catch { /* The server is away. */ }
+}
+
+function logInAgain() {
+  // What a person has typed isn't thrown away.
+  const typed = [...document.querySelectorAll("main textarea, main input:not([type=hidden])")].some((field) => field.value !== field.defaultValue);
+  if (typed || isBusy()) noteLost("Your session has ended. Copy what you need and reload the page to log in again.");
+  else location.reload();
 }
 
 function disconnect() {
@@ -201,7 +231,7 @@ document.addEventListener("click", async (event) => {
     localStorage.setItem("zone", localStorage.getItem("zone") === "utc" ? "local" : "utc");
     showTimes(document);
   } else if (target.dataset.copy) copy(target);
-  else if (target.id === "new-rows") location.reload();
+  else if (target.id === "new-rows") { waiting = null; apply(newest, true); }
   else if (target.hasAttribute("data-select-all")) {
     for (const box of live.querySelectorAll("input[data-select]")) box.checked = target.checked;
     showSelected();
