@@ -19,6 +19,7 @@ async def test_every_table_of_costs_is_also_a_file(served: Served) -> None:
     page = text_of(await person.page("/costs"))
     assert "crm-sync" in page
     assert "Lost in failures" in page
+    assert "Last hour $0.00" not in page
     for name, expected in (
         ("type", "crm-sync"),
         ("model", "large"),

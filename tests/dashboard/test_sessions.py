@@ -382,3 +382,14 @@ async def test_an_address_with_too_many_fields_is_refused(served: Served) -> Non
     person = Person(served)
     page = await person.page("/tasks?" + "&".join(f"tag={number}" for number in range(2_001)), status=422)
     assert "The address has too many fields (at most 2,000)." in page
+
+
+async def test_an_unknown_address_is_a_page_for_people_and_a_problem_for_programs(served: Served) -> None:
+    html = {"Accept": "text/html,application/xhtml+xml"}
+
+    page = await served.client.request("GET", "/no-such-page", headers=html)
+    assert (page.status, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "no-such-page" in page.body.decode()
+    assert (await served.client.request("GET", "/no-such-page")).code == "not_found"
+    assert (await served.client.request("GET", "/v1/nothing", headers=html)).code == "not_found"

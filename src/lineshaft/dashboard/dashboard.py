@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
@@ -338,3 +339,10 @@ def _redirect(to: str) -> Response:
 
 def _text(headers: problems.Headers) -> list[tuple[str, str]]:
     return [(name.decode(), value.decode()) for name, value in headers]
+
+
+def wants_page(scope: AsgiScope) -> bool:
+    """Whether a request for an unknown address comes from a person's browser."""
+    if scope["type"] != "http" or scope["path"].startswith(("/v1/", "/api/", "/hooks/")):
+        return False
+    return "text/html" in Headers(scope=scope).get("accept", "")

@@ -5,11 +5,12 @@ from functools import cache
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lineshaft import __version__
-from lineshaft.dashboard.dashboard import Dashboard
+from lineshaft.dashboard.dashboard import Dashboard, wants_page
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane import routes as officeplane_routes
 from lineshaft.integrations.officeplane import sockets
@@ -58,7 +59,11 @@ OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]
 
 
 class App(Router):
-    """All routes. Errors are for the request middleware, which answers them."""
+    """All routes. Errors are for the request middleware, which answers them; to people, with a page."""
+
+    def __init__(self, routes: Sequence[BaseRoute], dashboard: Dashboard) -> None:
+        super().__init__(routes)
+        self._dashboard = dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Routes raise an exception, in place of a response of their own, if they are part of an application.
@@ -66,7 +71,10 @@ class App(Router):
         try:
             await self.app(scope, receive, send)
         except HTTPException as error:
-            raise _refusal(scope, error) from None
+            refusal = _refusal(scope, error)
+            if not wants_page(scope):
+                raise refusal from None
+            await self._dashboard.error(refusal, Request(scope))(scope, receive, send)
 
 
 def create_app(
@@ -74,15 +82,17 @@ def create_app(
 ) -> App:
     """The application without the request middleware."""
     guest = officeplane or Officeplane(service)
+    pages = dashboard or Dashboard(service)
     return App(
-        routes=[
+        [
             *routes(_NATIVE, service),
             *routes(_OFFICEPLANE, guest),
             *sockets.routes(guest),
             openapi.route(describe, service),
             docs_page.route(describe, service),
-            *(dashboard or Dashboard(service)).routes(),
+            *pages.routes(),
         ],
+        pages,
     )
 
 

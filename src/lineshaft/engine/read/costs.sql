@@ -69,7 +69,7 @@ GROUP BY 1 ORDER BY 1
 -- The current minute and the sixty before it.
 SELECT coalesce(sum(cost_usd), 0)::numeric(20, 6) AS cost_usd, coalesce(sum(priced), 0)::integer AS attempts
 FROM lineshaft.minute
-WHERE at > %(now)s::timestamptz - interval '1 hour'
+WHERE at > coalesce(%(now)s::timestamptz, now()) - interval '1 hour'
 
 -- name: dags
 -- Of the newest `scanned` DAGs, by dag_by_age.
