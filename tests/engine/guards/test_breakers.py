@@ -31,7 +31,9 @@ async def test_it_opens_at_the_threshold_with_an_alert(world: World) -> None:
     await world.fail(second)
 
     found = await breaker(world)
-    assert found == Breaker("code", "open", 2, world.clock.now(), world.clock.now(), None, None, False)
+    now = world.clock.now()
+    probe_at = now + timedelta(seconds=60)
+    assert found == Breaker("code", "open", 2, now, now, None, None, forced=False, probe_at=probe_at)
     assert event_kinds(world) == ["breaker.opened", "alert"]
     data = world.row("SELECT data FROM lineshaft.event WHERE 'alert' = ANY (kinds)")["data"]
     assert data == {"key": "code", "failures": 2, "message": "Circuit breaker OPEN for code"}
