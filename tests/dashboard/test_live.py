@@ -23,10 +23,15 @@ async def test_a_full_list_keeps_its_rows_until_new_ones_are_asked_for(served: S
     before = await rows.evaluate_all("rows => rows.map((row) => row.id)")
     assert len(before) == 50
 
+    await page.locator("tr[data-row] a").nth(90).focus()
     for number in range(50):
         await served.client.post("/v1/tasks", {"type": "research", "title": f"New {number}"})
+        if number == 24:
+            # Half of the rows are pushed off.
+            await expect(page.locator("#new-rows")).to_have_text("25 new: show")
 
     await expect(page.locator("#new-rows")).to_have_text("50 new: show")
+    assert await page.evaluate("document.activeElement.matches('tr.passed a')")
     assert await rows.evaluate_all("rows => rows.map((row) => row.id)") == before
     await page.locator("input[name=created_by]").fill("half a na")
     await page.locator("#new-rows").click()

@@ -205,7 +205,8 @@ class Blocker(NamedTuple):
 
 def _blockers(tasks: Sequence[Task]) -> list[Blocker]:
     """Tasks that could be worked on, by how much unfinished work waits behind them."""
-    unfinished = {task.id: task for task in tasks if task.status is not Status.COMPLETED}
+    finished = {Status.COMPLETED, Status.CANCELLED}
+    unfinished = {task.id: task for task in tasks if task.status not in finished}
     waits_for = {
         name: [upstream for upstream in task.depends_on if upstream in unfinished]
         for name, task in unfinished.items()

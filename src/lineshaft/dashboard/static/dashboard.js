@@ -117,6 +117,10 @@ function apply(update, withNew) {
       },
     },
   });
+  // The morph mixes them with the others; they belong after these, in their order.
+  const active = document.activeElement;
+  for (const row of staying) row.parentElement.append(row);
+  if (active !== document.activeElement) active.focus({ preventScroll: true });
   const navigation = document.getElementById("navigation");
   if (navigation && update.navigation) {
     const before = needs(navigation);
