@@ -19,9 +19,10 @@ from starlette.types import Scope as AsgiScope
 from lineshaft.dashboard import visit as visits
 from lineshaft.dashboard.cookies import HEADERS, Cookies
 from lineshaft.dashboard.live import Live, PageKey, Rendered
-from lineshaft.dashboard.navigation import SharedAttention, banners, links
+from lineshaft.dashboard.navigation import banners, links
 from lineshaft.dashboard.pages import AREAS
 from lineshaft.dashboard.rendering import STATIC, Renderer, title_of
+from lineshaft.dashboard.shared_reads import SharedReads
 from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
 from lineshaft.engine.feed.actor import acting
 from lineshaft.engine.postgres.database import only_reads
@@ -49,7 +50,7 @@ class Dashboard:
         self._service = service
         self._renderer = Renderer()
         self._live = Live(service.events, self._render_again, service.stopping)
-        self._attention = SharedAttention(service.engine.read.attention)
+        self._shared = SharedReads(service.engine)
         #: Stands for the CSRF token in what tabs share. It is random, so that no content can contain it.
         self._csrf_marker = secrets.token_hex(16)
         self._pages = [
@@ -129,9 +130,8 @@ class Dashboard:
         principal, name = await self._principal(request, cookies)
         principal.check(scope)
         query = _query(request.url.query)
-        return Visit(
-            self._service, principal, _url(request), request.path_params, query, **{"name": name, **more}
-        )
+        about = {"shared": self._shared, "name": name, **more}
+        return Visit(self._service, principal, _url(request), request.path_params, query, **about)
 
     async def _show_page(
         self, request: Request, cookies: Cookies, page: visits.Route[PageFunction]
@@ -159,7 +159,7 @@ class Dashboard:
         acting.set(visit.actor)
         submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
         result = await action.function(visit)
-        self._attention.forget()
+        self._shared.forget()
         if isinstance(result, Done):
             response = _redirect(_local(result.to))
             cookies.leave_message(response, result.message)
@@ -179,7 +179,7 @@ class Dashboard:
         return response
 
     async def _context(self, view: View, visit: Visit, csrf: str) -> dict[str, Any]:
-        attention = await self._attention.get()
+        attention = await self._shared.attention.get()
         return {
             "error": None,
             **view.context,
@@ -242,7 +242,7 @@ class Dashboard:
         page, path = self._find(key.url)
         principal = Principal(None, LOCAL_CALLER.name, key.scope)
         query = _query(urlsplit(key.url).query)
-        visit = Visit(self._service, principal, key.url, path, query)
+        visit = Visit(self._service, principal, key.url, path, query, shared=self._shared, is_open=True)
         view = await page.function(visit)
         if not isinstance(view, View):
             raise NotFoundError(f"{key.url} is not a page.")

@@ -1,16 +1,10 @@
 """The navigation, with what needs a person, and the banners above every page."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from lineshaft.dashboard.rendering import usd
 from lineshaft.types import Attention
 from lineshaft.types.attention import MOST
-
-#: For so long all pages share what was read.
-_FRESH_SEC = 1.0
 
 
 class Link(NamedTuple):
@@ -25,27 +19,6 @@ class Banner(NamedTuple):
     text: str
     href: str
     label: str
-
-
-class SharedAttention:
-    """What needs a person, read once for all pages that are rendered at about the same time."""
-
-    def __init__(self, read: Callable[[], Awaitable[Attention]]) -> None:
-        self._read = read
-        self._reading = asyncio.Lock()
-        self._known: Attention | None = None
-        self._at = 0.0
-
-    async def get(self) -> Attention:
-        async with self._reading:
-            if self._known is None or time.monotonic() - self._at > _FRESH_SEC:
-                self._known = await self._read()
-                self._at = time.monotonic()
-            return self._known
-
-    def forget(self) -> None:
-        """Something was changed here: the next page shows it."""
-        self._at = 0.0
 
 
 def links(attention: Attention, *, may_submit: bool) -> list[Link]:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from lineshaft.dashboard.shared_reads import SharedReads
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError
 from lineshaft.server.framework.auth import Principal
@@ -61,6 +62,9 @@ class Visit:
     url: str
     path: Mapping[str, str]
     query: Values
+    shared: SharedReads
+    #: The page is open and rendered again: what was read a moment ago will do.
+    is_open: bool = False
     #: Only of actions.
     form: Values = field(default_factory=Values)
     #: Who acts; None: not asked yet, so that only pages are shown.

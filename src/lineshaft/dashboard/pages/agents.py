@@ -114,7 +114,7 @@ async def agents(visit: Visit) -> View:
         "busy": sum(row.agent.current_tasks for row in rows),
         "unserved": await _unserved(visit),
     }
-    return View("agents.html", "Agents", context, refresh_sec=4.0)
+    return View("agents.html", "Agents", context, refresh_sec=5.0)
 
 
 async def _rates(visit: Visit, agents: Sequence[AgentInfo]) -> dict[str, Decimal]:
@@ -129,7 +129,7 @@ async def _rates(visit: Visit, agents: Sequence[AgentInfo]) -> dict[str, Decimal
 
 async def _unserved(visit: Visit) -> list[WaitingReason]:
     """Work that no agent can take: none is able to, or none can pay for it."""
-    waiting = await visit.engine.read.waiting()
+    waiting = await visit.shared.waiting.get(recent=visit.is_open)
     return [reason for reason in waiting.reasons if reason.code in _UNSERVED]
 
 

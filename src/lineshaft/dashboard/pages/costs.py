@@ -58,7 +58,7 @@ async def costs(visit: Visit) -> View:
             "tables": _tables(found),
         },
         topics=frozenset({"task.completed", "task.failed", "task.dead_lettered", "limits.changed"}),
-        at_most_every_sec=2.0,
+        at_most_every_sec=5.0,
         refresh_sec=30.0,
     )
 

@@ -95,18 +95,22 @@ async def _guards_view(visit: Visit) -> View:
             "locks": locks.next_cursor,
         },
         "short_dags": await read.short_dags(limit=_DAGS),
-        "waiting": {reason.code: reason for reason in (await read.waiting()).reasons if reason.code},
+        "waiting": {
+            reason.code: reason
+            for reason in (await visit.shared.waiting.get(recent=visit.is_open)).reasons
+            if reason.code
+        },
         "types": await _known_types(visit),
         "limits": limits,
         "values": _values(limits),
         "day_ends": _day_ends(visit),
     }
-    return View("guards.html", "Guards", context, topics=_TOPICS, at_most_every_sec=1.0, refresh_sec=5.0)
+    return View("guards.html", "Guards", context, topics=_TOPICS, at_most_every_sec=1.0, refresh_sec=10.0)
 
 
 async def _known_types(visit: Visit) -> list[str]:
     """Types that agents declare, to choose from."""
-    found = await visit.engine.fleet.read_all(seen_within_sec=86_400.0)
+    found = await visit.shared.agents.get(recent=visit.is_open)
     return sorted({name for agent in found for name in agent.types or ()})[:_SUGGESTED]
 
 

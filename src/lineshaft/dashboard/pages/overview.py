@@ -41,8 +41,8 @@ async def overview(visit: Visit) -> View:
         read.stats(),
         read.throughput(),
         read.costs(days=1),
-        read.attention(),
-        read.waiting(),
+        visit.shared.attention.get(recent=visit.is_open),
+        visit.shared.waiting.get(recent=visit.is_open),
         visit.engine.dead_letters.groups(limit=3),
     )
     return View(
