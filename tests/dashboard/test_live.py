@@ -51,7 +51,8 @@ async def test_a_page_whose_session_ended_while_it_was_away_leads_to_the_login(
         page = await tab.open("/login?next=/guards")
         await page.get_by_label("Token").fill(token)
         await page.keyboard.press("Enter")
-        await expect(page.locator("#live-state")).to_have_text("Live")
+        # Set by the script when the stream is open.
+        await expect(page.locator("#live-state[data-state=on]")).to_have_text("Live")
         await page.keyboard.press(".")
         await expect(page.locator("#live-state")).to_have_text("Paused")
         await served.service.tokens.revoke("ada")
