@@ -25,7 +25,7 @@ _TASKS = 20
 _OVERDUE_INTERVALS = 2.0
 #: Days that show how fast an agent spends: yesterday and today.
 _RATE_DAYS = 2
-_LONGEST_HOURS = 24 * 365
+_LONGEST_HOURS = 24 * 30
 
 
 @dataclass(frozen=True, slots=True)

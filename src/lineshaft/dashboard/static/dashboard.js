@@ -56,6 +56,10 @@ function useTheme() {
 
 useTheme();
 
+// On a phone the navigation is one line: the current page is in sight.
+const current = document.querySelector(".side [aria-current]");
+if (current) current.parentElement.scrollLeft = current.offsetLeft - current.parentElement.clientWidth / 2;
+
 // Live updates.
 
 let source = null;
