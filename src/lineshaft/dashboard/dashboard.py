@@ -149,7 +149,7 @@ class Dashboard:
         form = await self._form(request)
         cookies.check_csrf(form.get("csrf"))
         visit = await self._visit(request, cookies, action.scope, form=form)
-        if action.changes and visit.name is None:
+        if visit.name is None and action.changes(form):
             # No token is needed, but what is done is recorded with a name: ask for it once.
             if not form.get("your_name"):
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]

@@ -123,13 +123,21 @@ ActionFunction = Callable[[Visit], Awaitable[Done | View | Response]]
 Function = TypeVar("Function")
 
 
+def _always(_form: Values) -> bool:
+    return True
+
+
+def _never(_form: Values) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Route(Generic[Function]):
     path: str
     scope: Scope
     function: Function
-    #: False: nothing is recorded, so no name is needed.
-    changes: bool = False
+    #: Whether this form changes something: what only looks is not recorded, and needs no name.
+    changes: Callable[[Values], bool] = _never
 
 
 class Pages:
@@ -147,15 +155,16 @@ class Pages:
         return register
 
     def action(
-        self, path: str, scope: Scope = Scope.OPERATE, *, changes: bool = True
+        self, path: str, scope: Scope = Scope.OPERATE, *, changes: Callable[[Values], bool] | bool = True
     ) -> Callable[[ActionFunction], ActionFunction]:
         """A POST. The form's CSRF token and the caller's scope and name are checked before it is called.
 
-        Without `changes` it only looks at what was entered, and needs no name.
+        `changes`: whether a form changes something. One that only looks at what was entered needs no name.
         """
+        asked = changes if callable(changes) else _always if changes else _never
 
         def register(function: ActionFunction) -> ActionFunction:
-            self.actions.append(Route(path, scope, function, changes))
+            self.actions.append(Route(path, scope, function, asked))
             return function
 
         return register

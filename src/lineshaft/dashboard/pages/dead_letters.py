@@ -282,7 +282,7 @@ async def _edit_view(visit: Visit, found: DeadLetter, edit: _Edit) -> View:
     return View("dead_letter_edit.html", f"Edit and retry {found.title}", context)
 
 
-@pages.action("/dead-letters/{task_id}/edit")
+@pages.action("/dead-letters/{task_id}/edit", changes=lambda form: form.get("step") == "send")
 async def edit(visit: Visit) -> Done | View:
     """First shows what the edit changes; sends it when that was confirmed."""
     found = await visit.engine.dead_letters.get(visit.path["task_id"])
