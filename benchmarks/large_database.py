@@ -74,7 +74,7 @@ def reads(engine: Engine) -> dict[str, Callable[[], Awaitable[object]]]:
         "tasks": read.tasks,
         "tasks by priority": lambda: read.tasks(order=TaskOrder.PRIORITY),
         **{
-            f"tasks {status}": lambda status=status: read.tasks(TaskFilter(status=status))  # type: ignore[misc]
+            f"tasks {status}": lambda status=status: read.tasks(TaskFilter(status=status))  # type: ignore[misc] # a default of a lambda
             for status in (
                 "PENDING",
                 "READY",

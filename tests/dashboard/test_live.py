@@ -1,5 +1,7 @@
 """Open pages change without being reloaded."""
 
+import re
+
 from playwright.async_api import Browser, expect
 
 from lineshaft.types import Scope
@@ -64,3 +66,18 @@ async def test_a_page_whose_session_ended_while_it_was_away_leads_to_the_login(
         await page.get_by_label("Daily budget").fill("")
         await expect(page.get_by_role("heading", name="Log in to Lineshaft")).to_be_visible()
         await tab.context.close()
+
+
+async def test_one_switch_changes_the_time_zone_of_all_times(browser: Browser, served: Served) -> None:
+    await served.client.submit("research", title="One")
+    tab = await visitor(browser, served, timezone_id="Asia/Tokyo")
+    page = await tab.open("/tasks")
+    time = page.locator("#live time").first
+    await expect(time).to_have_attribute("title", re.compile(r"GMT\+9|JST"))
+
+    await page.keyboard.press("?")
+    await page.get_by_role("button", name="Times in UTC or here").click()
+
+    await expect(time).to_have_attribute("title", re.compile("UTC"))
+    await tab.context.close()
+    assert tab.faults == []

@@ -59,7 +59,7 @@ def classes(element: ET.Element) -> set[str]:
 def test_a_box_shows_state_title_type_duration_cost_and_progress() -> None:
     svg = parsed(dag_svg(DIAMOND, ITS_EDGES, title="Landing page"))
     boxes = groups(svg)
-    assert texts(boxes["task_a"]) == ["Plan", "plan · 2 m 5 s · $1.50"]
+    assert texts(boxes["task_a"]) == ["Plan", "plan · 2 min 5 s · $1.50"]
     assert texts(boxes["task_b"]) == ["Write", "code · 250 ms"]
     assert texts(boxes["task_d"]) == ["Release", "deploy"]
     assert icon(boxes["task_a"]) == "#state-COMPLETED"
@@ -184,7 +184,7 @@ def test_a_long_title_is_cut_and_whole_in_the_tooltip() -> None:
     box = groups(svg)["task_1"]
     shown, meta = texts(box)
     assert (shown[-1], title.startswith(shown[:-1])) == ("…", True)
-    assert meta.endswith("… · 1 m 1 s")
+    assert meta.endswith("… · 1 min 1 s")
     assert (box.findtext(f"{SVG}title") or "").startswith(title + "\n")
 
 

@@ -13,10 +13,10 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lineshaft import __version__, pictures
+from lineshaft import pictures
 from lineshaft.model.printable import printable
 from lineshaft.model.short_ids import short_id
-from lineshaft.model.states import Status
+from lineshaft.pictures import text
 from lineshaft.pictures.state_icons import state_symbols
 
 _FOLDER = Path(__file__).parent
@@ -48,8 +48,6 @@ def environment() -> Environment:
         number=number,
     )
     made.globals.update(
-        version=__version__,
-        statuses=list(Status),
         static=f"/static/{_static_version()}",
         state_symbols=Markup(state_symbols()),  # noqa: S704 - ours
     )
@@ -80,51 +78,31 @@ def shown(text: object, limit: int = 200) -> Markup:
 
 def ago(time: datetime | None) -> Markup:
     """A time that the page's script shows relative to now, and in full on hover."""
-    if time is None:
-        return Markup("")
-    utc = time.astimezone(UTC)
-    return Markup('<time datetime="{}" data-relative>{}</time>').format(
-        utc.isoformat(timespec="milliseconds"), utc.strftime("%Y-%m-%d %H:%M:%S UTC")
-    )
+    return _time(time, Markup(" data-relative"))
 
 
 def moment(time: datetime | None) -> Markup:
     """A time that the page's script shows in the chosen time zone."""
+    return _time(time, Markup(""))
+
+
+def _time(time: datetime | None, attribute: Markup) -> Markup:
     if time is None:
         return Markup("")
     utc = time.astimezone(UTC)
-    return Markup('<time datetime="{}">{}</time>').format(
-        utc.isoformat(timespec="milliseconds"), utc.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}"{}>{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), attribute, utc.strftime("%Y-%m-%d %H:%M:%S UTC")
     )
 
 
 def usd(amount: Decimal | float | None, none: str = "–") -> str:
-    """With cents; small amounts with two digits that count."""
     if amount is None:
         return none
-    value = Decimal(amount)
-    if value and abs(value) < Decimal("0.01"):
-        return f"${value:.2g}" if abs(value) >= Decimal("0.0001") else f"${value:.1e}"
-    return f"${value:,.2f}"
-
-
-#: Each unit with the seconds from which it is used, and its own seconds.
-_UNITS = (("d", 172_800, 86_400), ("h", 3_600, 3_600), ("min", 60, 60))
+    return text.dollars(Decimal(amount)) if amount else "$0.00"
 
 
 def duration(seconds: float | None) -> str:
-    """With two units at most."""
-    if seconds is None:
-        return "–"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    smaller = {"d": ("h", 3_600), "h": ("min", 60), "min": ("s", 1)}
-    for unit, least, size in _UNITS:
-        if seconds >= least:
-            name, of = smaller[unit]
-            whole, rest = divmod(int(seconds), size)
-            return f"{whole} {unit}" + (f" {rest // of} {name}" if rest // of else "")
-    return f"{seconds:.3g} s"
+    return "–" if seconds is None else text.duration(seconds)
 
 
 def short(name: str | None) -> Markup:
@@ -144,13 +122,10 @@ def pretty(value: Any, limit: int = MOST_SHOWN) -> str:
     """JSON with indentation; text as it is. Without control characters, cut."""
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
-    if isinstance(value, str):
-        text = value[: limit + 1]
-    else:
-        text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    if len(text) > limit:
-        text = f"{text[:limit]}\n… ({len(text):,} characters)"
-    return printable(text)
+    whole = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    if len(whole) > limit:
+        return printable(f"{whole[:limit]}\n… ({len(whole):,} characters)")
+    return printable(whole)
 
 
 #: Nothing but the layout writes comments: all other content is escaped.
@@ -160,7 +135,6 @@ _PART = re.compile(r"<!--part (\w+)-->(.*?)<!--end of part-->", re.DOTALL)
 class Renderer:
     def __init__(self) -> None:
         self._environment = environment()
-        # A global, so that blocks have it too when they are rendered alone.
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
 
     def page(self, template: str, context: Mapping[str, Any]) -> str:

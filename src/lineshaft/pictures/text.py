@@ -57,14 +57,18 @@ def _letter_width(letter: str) -> float:
     return 1.05 if unicodedata.east_asian_width(letter) in "WF" else 0.7
 
 
+#: Each unit with its seconds, and the next smaller one.
+_UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
+
+
 def duration(seconds: float) -> str:
-    """In the two largest units, such as 2 m 5 s."""
+    """In the two largest units, such as 2 min 5 s."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:  # noqa: PLR2004 - one digit before the point
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = int(seconds)
-    for unit, length, smaller, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+    for unit, length, smaller, part in _UNITS:
         if whole >= length:
             rest = whole % length // part
             return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
