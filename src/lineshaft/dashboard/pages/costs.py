@@ -53,7 +53,7 @@ async def costs(visit: Visit) -> View:
             "by_day": bars("Spent by day", _day_bars(found)),
             "by_hour": bars(
                 "Cost of attempts that ended in each hour of today",
-                [_hour_bar(hour) for hour in found.today.hours],
+                _hour_bars(found.today.hours),
             ),
             "tables": _tables(found),
         },
@@ -127,11 +127,15 @@ def _day_bars(found: Costs) -> list[Bar]:
     return drawn
 
 
-def _hour_bar(hour: HourCosts) -> Bar:
-    return Bar(
-        (("spent", float(hour.cost_usd)),),
-        f"{hour.at:%H}:00 UTC: {usd(hour.cost_usd)}, {hour.attempts} attempts",
-    )
+def _hour_bars(hours: Sequence[HourCosts]) -> list[Bar]:
+    """A bar for each hour of the day, also for those to come."""
+    drawn = [Bar((), f"{hour:02}:00 UTC: nothing yet") for hour in range(24)]
+    for hour in hours:
+        drawn[hour.at.hour] = Bar(
+            (("spent", float(hour.cost_usd)),),
+            f"{hour.at:%H}:00 UTC: {usd(hour.cost_usd)}, {hour.attempts} attempts",
+        )
+    return drawn
 
 
 def _cell(value: Any) -> Any:
