@@ -20,9 +20,6 @@ _SQL = catalog.load(__name__)
 #: Raised by the function when it notices too late that it can't decide; everything is rolled back.
 _UNDECIDED = "LS001"
 
-_NO_COMPLETION: dict[str, Any] = dict.fromkeys(
-    ["id", "epoch", "output", "artifacts", "report", "output_type", "cost", "tokens_in", "tokens_out"]
-)
 _NO_CLAIM: dict[str, Any] = dict.fromkeys(["agent_id", "incarnation", "types", "start"]) | {"next": False}
 
 
@@ -31,19 +28,18 @@ async def claim_one(
 ) -> FastClaim:
     """Take the best task. Writes nothing where there is none."""
     claim = {
-        "next": False,
         "agent_id": agent.agent_id,
         "incarnation": agent.incarnation,
         "types": types,
         "start": start,
     }
-    _, looked = await _call(database, _NO_COMPLETION, claim)
+    _, looked = await _call(database, _SQL["claim"], claim)
     return looked
 
 
 async def complete_one(database: Database, item: Completion) -> bool:
     """Whether the task is completed; otherwise nothing has happened."""
-    completed, _ = await _call(database, _completion_parameters(item), _NO_CLAIM)
+    completed, _ = await _call(database, _SQL["complete_and_claim"], _completion_parameters(item) | _NO_CLAIM)
     return completed
 
 
@@ -51,8 +47,8 @@ async def complete_and_claim(
     database: Database, item: Completion, *, types: list[str] | None
 ) -> FastClaim | None:
     """Complete a task and start the best one, for the same instance. None: nothing has happened."""
-    claim = _NO_CLAIM | {"next": True, "types": types, "start": True}
-    completed, looked = await _call(database, _completion_parameters(item), claim)
+    parameters = _completion_parameters(item) | _NO_CLAIM | {"next": True, "types": types, "start": True}
+    completed, looked = await _call(database, _SQL["complete_and_claim"], parameters)
     return looked._replace(outputs={item.claim.id: item.output}) if completed else None
 
 
@@ -67,11 +63,9 @@ async def claimed_with(connection: Connection, completed: ClaimRef) -> ClaimedTa
     return _claimed(first, rows[:1], started=first.started)
 
 
-async def _call(
-    database: Database, completion: dict[str, Any], claim: dict[str, Any]
-) -> tuple[bool, FastClaim]:
-    statement = _SQL["complete_and_claim"]
-    parameters = {**database.now, **completion, **claim}
+async def _call(database: Database, statement: str, parameters: dict[str, Any]) -> tuple[bool, FastClaim]:
+    """Whether the task was completed, and what was claimed."""
+    parameters = {**database.now, **parameters}
     try:
         (rows,) = await database.run_alone(lambda own: pipelined(own, (statement, parameters), named=False))
     except psycopg.Error as error:
@@ -80,7 +74,7 @@ async def _call(
         return False, FastClaim([], has_room=True, weigh=True)
     row = row_type(statement)._make(rows[0])
     looked = FastClaim(
-        [_claimed(row, rows, started=claim["start"])] if row.verdict == "claimed" else [],
+        [_claimed(row, rows, started=parameters["start"])] if row.verdict == "claimed" else [],
         has_room=row.verdict != "full",
         weigh=row.verdict == "weigh",
         missed=row.verdict == "missed",

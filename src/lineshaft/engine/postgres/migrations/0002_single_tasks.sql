@@ -17,20 +17,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- The verdict where no task can be claimed: `due` if the delay of one has passed, else `none`.
-CREATE FUNCTION lineshaft.nothing_ready_1(p_now timestamptz) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM lineshaft.task_live AS live
-    WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= p_now
-    ORDER BY live.due_at LIMIT 1;
-    RETURN CASE WHEN FOUND THEN 'due' ELSE 'none' END;
-END
-$$;
-
 -- The best task that an instance may claim now, read without a lock, as its lane and generation. `p_freed` of its slots are about to become
 -- free. Verdicts: `found`; `none`; `full`: it has no free slot; `due`: none, but the delay of a task has passed; `weigh`: claim_tasks must
--- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types. Where no task
--- is READY at all, as in an idle fleet, the instance's own row and two index look-ups decide.
+-- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types.
 CREATE FUNCTION lineshaft.best_head_1(
     p_agent text, p_incarnation integer, p_types text[], p_freed integer, p_now timestamptz,
     OUT verdict text, OUT generation integer, OUT lane_id integer, OUT default_cost numeric, OUT model text, OUT version text,
@@ -42,23 +31,6 @@ DECLARE
     wanted text[];
     models text[];
 BEGIN
-    -- After a completion there mostly is another task; the look would be wasted.
-    IF p_freed = 0 AND NOT EXISTS (SELECT FROM lineshaft.task_live AS live WHERE live.status = 'READY' AND live.parked IS NULL) THEN
-        SELECT
-            coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held AS has_room, instance.claim_ttl_sec,
-            instance.heartbeat_interval_sec
-        INTO me
-        FROM lineshaft.instance
-        WHERE instance.agent_id = p_agent AND instance.incarnation = p_incarnation AND instance.status = 'active'
-          AND instance.set_status IS NULL;
-        verdict := 'weigh';
-        IF FOUND THEN
-            claim_ttl_sec := me.claim_ttl_sec;
-            heartbeat_interval_sec := me.heartbeat_interval_sec;
-            verdict := CASE WHEN me.has_room THEN lineshaft.nothing_ready_1(p_now) ELSE 'full' END;
-        END IF;
-        RETURN;
-    END IF;
     SELECT
         instance.capabilities, instance.types, instance.models_available, limits.default_max_cost_usd,
         coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - p_freed AS has_room,
@@ -169,7 +141,10 @@ BEGIN
         LIMIT 1;
     END IF;
     IF lane_id IS NULL THEN
-        verdict := lineshaft.nothing_ready_1(p_now);
+        PERFORM FROM lineshaft.task_live AS live
+        WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= p_now
+        ORDER BY live.due_at LIMIT 1;
+        verdict := CASE WHEN FOUND THEN 'due' ELSE 'none' END;
         RETURN;
     END IF;
     -- The task's first preference that the agent has; without preferences the agent uses its own first.
