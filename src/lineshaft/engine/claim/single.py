@@ -72,6 +72,8 @@ async def _call(database: Database, statement: str, parameters: dict[str, Any]) 
         if error.sqlstate != _UNDECIDED:
             raise
         return False, FastClaim([], has_room=True, weigh=True)
+    if not rows:
+        return False, FastClaim([], has_room=True)
     row = row_type(statement)._make(rows[0])
     looked = FastClaim(
         [_claimed(row, rows, started=parameters["start"])] if row.verdict == "claimed" else [],

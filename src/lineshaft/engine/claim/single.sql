@@ -11,25 +11,8 @@ FROM lineshaft.complete_and_claim_1(
 )
 
 -- name: claim
--- Claims one task. Where no task is READY at all, as in an idle fleet, the instance's own row and two index look-ups decide, without the function.
-WITH idle AS MATERIALIZED (
-    SELECT
-        instance.claim_ttl_sec,
-        CASE
-            WHEN coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) <= instance.held THEN 'full'
-            WHEN EXISTS (
-                SELECT FROM lineshaft.task_live AS live
-                WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= coalesce(%(now)s::timestamptz, clock_timestamp())
-            ) THEN 'due'
-            ELSE 'none'
-        END AS verdict
-    FROM lineshaft.instance
-    WHERE NOT EXISTS (SELECT FROM lineshaft.task_live AS live WHERE live.status = 'READY' AND live.parked IS NULL)
-      -- Otherwise the function raises the error.
-      AND NOT current_setting('transaction_read_only')::boolean
-      AND instance.agent_id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer AND instance.status = 'active'
-      AND instance.set_status IS NULL
-)
+-- Claims one task. No row where nothing can be claimed and no task is READY at all, as in an idle fleet: the function isn't called then, the
+-- instance's own row and two index look-ups decide.
 SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, now, claim_ttl_sec, completed, verdict
@@ -37,12 +20,19 @@ FROM lineshaft.complete_and_claim_1(
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
 )
-WHERE NOT EXISTS (SELECT FROM idle)
-UNION ALL
-SELECT
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    claim_ttl_sec, false, verdict
-FROM idle
+WHERE NOT EXISTS (
+    SELECT FROM lineshaft.instance
+    WHERE instance.agent_id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer
+      AND instance.status = 'active' AND instance.set_status IS NULL
+      AND coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held
+      AND NOT EXISTS (SELECT FROM lineshaft.task_live AS live WHERE live.status = 'READY' AND live.parked IS NULL)
+      AND NOT EXISTS (
+          SELECT FROM lineshaft.task_live AS live
+          WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND live.due_at <= coalesce(%(now)s::timestamptz, clock_timestamp())
+      )
+      -- Otherwise the function raises the error.
+      AND NOT current_setting('transaction_read_only')::boolean
+)
 
 -- name: claimed_with
 -- The claim that a completion asked for, while it is held: the caller didn't get the answer. It was made in the same transaction, or its event
