@@ -181,7 +181,7 @@ def postgres(
 
 @contextmanager
 def _without_passwords() -> Iterator[dict[str, str]]:
-    """The setting that lets tests in, also as the superuser, whose password is unknown. The socket is private.
+    """The setting that lets tests in, also as the superuser with an unknown password. The socket is private.
 
     Proving a password takes as long as the rest of connecting. Tests of embedded servers do it.
     """
