@@ -11,11 +11,12 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from lineshaft.model.printable import printable
 from lineshaft.model.short_ids import short_id, short_ids
@@ -133,8 +134,7 @@ class Id(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(Struct, frozen=True):
     """A time in a table: relative on a terminal, in ISO 8601 in a pipe."""
 
     at: datetime | None
