@@ -5,10 +5,9 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from msgspec import Struct, field
 
 from lineshaft import __version__
 from lineshaft.cli.connection import place
@@ -32,7 +31,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.set_defaults(run=run)
 
 
-class Findings(Struct):
+@dataclass(slots=True)
+class Findings:
     #: For people, in the order of the output.
     facts: list[tuple[str, str]] = field(default_factory=list)
     #: The same for programs.

@@ -11,12 +11,11 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from msgspec import Struct
 
 from lineshaft.model.printable import printable
 from lineshaft.model.short_ids import short_id, short_ids
@@ -134,7 +133,8 @@ class Id(str):
     __slots__ = ()
 
 
-class When(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class When:
     """A time in a table: relative on a terminal, in ISO 8601 in a pipe."""
 
     at: datetime | None
