@@ -16,12 +16,12 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import h11
+from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError, UnavailableError
 
@@ -32,8 +32,7 @@ _MAX_ANSWER = 1 << 20
 _KEEP_SEC = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """The address of a server."""
 
     host: str
@@ -65,8 +64,7 @@ class Address:
         return f"{'https' if self.is_secure else 'http'}://{self.authority}{self.prefix}"
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     status: int
     body: bytes
 

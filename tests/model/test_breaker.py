@@ -1,6 +1,5 @@
 """The circuit breaker's state machine and its configuration."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from lineshaft.errors import InvalidInputError, InvalidTransitionError
 from lineshaft.model.breaker import (

@@ -3,13 +3,12 @@
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze
 from lineshaft.errors import InvalidInputError
@@ -28,8 +27,7 @@ _SHOWN = 10
 _CONTEXT_NAMES = frozenset({"ctx", "context"})
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(Struct, frozen=True):
     type: str
     function: Function
     is_async: bool

@@ -8,10 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.idle import left_text, waiting_text

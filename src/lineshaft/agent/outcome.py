@@ -7,12 +7,13 @@ by what they look like (a status code, a response with headers, a name), so that
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lineshaft.errors import (
     BudgetExceededError,
@@ -86,8 +87,7 @@ class ClaimOver(BaseException):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """An output with artifacts or a decision report."""
 
     data: Any = None
@@ -106,8 +106,7 @@ class Verdict(StrEnum):
     NOTHING = "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     verdict: Verdict
     output: bytes | None = None
     artifacts: bytes | None = None

@@ -15,13 +15,13 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.agent.handlers import return_decoder, return_type
 from lineshaft.agent.outcome import Fail, encode_others, encoded
@@ -89,8 +89,7 @@ def check_name(name: str, what: str) -> None:
         raise ValueError(f"Names that begin with {SPAWN_STEP!r} are reserved, got {name!r}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One call of a step."""
 
     function: Callable[..., Any]

@@ -76,6 +76,9 @@ class S3Store:
             try:
                 async for chunk in chunks:
                     yield chunk
+            except GeneratorExit:
+                # The service has failed, and reads no more.
+                raise
             except BaseException as error:
                 failures.append(error)
                 raise

@@ -14,11 +14,11 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.child_environment import child_environment
@@ -38,8 +38,7 @@ _GO = b"go\n"
 _KEYS = frozenset({"argv", "time_limit_sec", "directory", "pass_env"})
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     argv: tuple[str, ...]
     time_limit_sec: float = DEFAULT_LIMIT_SEC
     #: Contains the working directories of tasks, or is the working directory itself.
@@ -94,8 +93,7 @@ def _command(path: Path, name: str, entry: Any) -> Command:
     return Command((program, *rest), float(limit), where, tuple(passed))
 
 
-@dataclass(frozen=True, slots=True)
-class CommandCheck:
+class CommandCheck(Struct, frozen=True):
     commands: Mapping[str, Command]
 
     def fault(self, schema: Any) -> str | None:

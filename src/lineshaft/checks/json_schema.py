@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import jsonschema_rs
 import msgspec
+from msgspec import Struct
 
 from lineshaft.checks.bounded_cache import BoundedCache
 from lineshaft.checks.verdict import PASSED, CandidateOutput, NoVerdict, Verdict, rejected
@@ -180,8 +180,7 @@ def _compiler_fault(encoded: bytes, schema: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Compiled(Struct, frozen=True):
     validator: jsonschema_rs.Validator
     #: With all references expanded.
     parts: int

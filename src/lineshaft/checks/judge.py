@@ -6,9 +6,10 @@ judge is any object with a method `judge`; `openai_judge` has one for models beh
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 
@@ -16,8 +17,7 @@ DEFAULT_THRESHOLD = 0.7
 MAX_CRITERIA = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     #: From 0 to 1.
     score: float
     reasons: tuple[str, ...] = ()
@@ -32,8 +32,7 @@ class Judge(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeCheck:
+class JudgeCheck(Struct, frozen=True):
     judge: Judge | None
 
     def fault(self, schema: Any) -> str | None:

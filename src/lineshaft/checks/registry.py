@@ -3,10 +3,11 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Self
+
+from msgspec import Struct
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.command import Command, CommandCheck, read_commands
@@ -26,8 +27,7 @@ Check = Callable[[Any, CandidateOutput], Result | Awaitable[Result]]
 Fault = Callable[[Any], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Method:
+class _Method(Struct, frozen=True):
     check: Check
     fault: Fault
     #: Finishes without waiting for anything.

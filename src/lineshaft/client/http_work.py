@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from lineshaft.client.problems import exception_of, unexpected_response
 from lineshaft.errors import LineshaftError, UnavailableError

@@ -8,7 +8,8 @@ second.
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError, NotFoundError, UnavailableError
@@ -17,8 +18,7 @@ _SHORTEST_SEC, _LONGEST_SEC = 0.01, 0.5
 _SHARE = 0.1
 
 
-@dataclass(slots=True)
-class _Wait:
+class _Wait(Struct):
     future: "asyncio.Future[bool]"
     since: float = field(default_factory=time.monotonic)
     users: int = 0

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.dashboard.visit import EVERYTHING
 from lineshaft.engine.feed.events import NOW, Events
@@ -37,8 +37,7 @@ class PageKey(NamedTuple):
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(Struct, frozen=True):
     #: The parts of the page that change: its own, the navigation with its counts, and the banners.
     parts: Mapping[str, str]
     topics: frozenset[str]

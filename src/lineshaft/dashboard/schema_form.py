@@ -7,12 +7,13 @@ is valid is decided by the gate that has the schema.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 #: A schema with more fields is answered as JSON.
 MAX_FIELDS = 100
@@ -66,8 +67,7 @@ _SIMPLE = {"boolean": Kind.BOOLEAN, "integer": Kind.INTEGER, "number": Kind.NUMB
 _FORMATS = {"email": Kind.EMAIL, "uri": Kind.URL, "date": Kind.DATE}
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """One value of the answer."""
 
     #: Keys that lead to it; empty: the whole answer.

@@ -4,9 +4,10 @@ Waiting takes most of the time of many tasks, so long waits are drawn short unle
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+
+from msgspec import Struct, field
 
 from lineshaft.dashboard.rendering import duration
 from lineshaft.engine.read.relatives import Recorded
@@ -34,8 +35,7 @@ ICONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Something that took time."""
 
     #: wait, attempt, step or gate.
@@ -56,8 +56,7 @@ class Span:
         return max((self.end - self.begin).total_seconds(), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     span: Span
     x: str
     width: str
@@ -65,8 +64,7 @@ class Bar:
     collapsed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     span: Span
     bars: list[Bar]
     #: From the top, in pixels.
@@ -77,16 +75,14 @@ class Lane:
         return self.y + _BAR_AT
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     x: str
     label: str
     #: Where its text begins: start, middle or end.
     anchor: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     lanes: list[Lane]
     ticks: list[Tick]
     height: int

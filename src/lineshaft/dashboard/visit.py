@@ -1,10 +1,11 @@
 """What a page gets and gives: a visit, a view, and the registry of pages and actions."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from lineshaft.dashboard.shared_reads import SharedReads
@@ -52,8 +53,7 @@ class Values:
         return urlencode(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(Struct, frozen=True):
     """One request for a page or an action."""
 
     service: Service
@@ -82,8 +82,7 @@ class Visit:
         return self.principal.may(Scope(scope))
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """A page: a template and what it shows. Its block `live` is what changes while it is open."""
 
     template: str
@@ -110,8 +109,7 @@ class View:
         return replace(self, topics=frozenset(), refresh_sec=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """The result of an action: go to a page, which shows the message."""
 
     to: str
@@ -131,8 +129,7 @@ def _never(_form: Values) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Route(Generic[Function]):
+class Route(Struct, Generic[Function], frozen=True):
     path: str
     scope: Scope
     function: Function

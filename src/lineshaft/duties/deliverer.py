@@ -9,7 +9,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.feed.outbox import LEASE_SEC, Outbox, TakenMessage
@@ -28,8 +29,7 @@ _BATCHES = 4
 _KEEP_SEC = 7 * 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Deliverer:
+class Deliverer(Struct, frozen=True):
     outbox: Outbox
     destination: Destination
     interval_sec: float = 2.0

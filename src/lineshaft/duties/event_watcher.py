@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
+
+from msgspec import Struct, field
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.sources.event_sources import EventSource, EventSources
@@ -14,8 +15,7 @@ _MOST = 100
 _MOVE_EVERY = 20
 
 
-@dataclass(frozen=True, slots=True)
-class EventWatcher:
+class EventWatcher(Struct, frozen=True):
     sources: EventSources
     interval_sec: float = 0.5
     name: str = "event watcher"

@@ -5,9 +5,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field
 from watchfiles import awatch
 
 from lineshaft.duties.loop import Counts
@@ -20,8 +20,7 @@ _log = logging.getLogger("lineshaft.duties")
 _LOOK_AGAIN_SEC = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class FileWatcher:
+class FileWatcher(Struct, frozen=True):
     sources: FileSources
     #: Folders that may be watched.
     folders: Sequence[str]

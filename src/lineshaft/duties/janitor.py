@@ -6,8 +6,9 @@ too old: days for a short retention, otherwise months. Their events are counted 
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from datetime import timedelta
+
+from msgspec import Struct
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
@@ -24,8 +25,7 @@ _log = logging.getLogger("lineshaft.duties")
 _SILENT_SEC = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Janitor:
+class Janitor(Struct, frozen=True):
     maintenance: Maintenance
     fleet: Fleet
     partitions: Partitions

@@ -1,14 +1,14 @@
 """Looks for groups of tasks that fail too often, and fires the observers that watch them."""
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.sources.observers import Observers
 
 
-@dataclass(frozen=True, slots=True)
-class Observer:
+class Observer(Struct, frozen=True):
     observers: Observers
     interval_sec: float = 60.0
     name: str = "observer"

@@ -1,13 +1,12 @@
 """Reports agents that stopped sending heartbeats. The reaper takes back their tasks."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineDetector:
+class OfflineDetector(Struct, frozen=True):
     fleet: Fleet
     interval_sec: float = 15.0
     name: str = "offline detector"

@@ -9,7 +9,8 @@ in a closed generation, should not exist; the promoter looks for them because no
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
@@ -19,8 +20,7 @@ from lineshaft.errors import UnavailableError
 _EXPIRED_AT_ONCE = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Promoter:
+class Promoter(Struct, frozen=True):
     maintenance: Maintenance
     interval_sec: float = 5.0
     batch: int = 1_000

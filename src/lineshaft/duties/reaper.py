@@ -6,15 +6,15 @@ retried or dead-lettered like after any other failure.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.duties.batches import take_all
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.maintenance import Maintenance
 
 
-@dataclass(frozen=True, slots=True)
-class Reaper:
+class Reaper(Struct, frozen=True):
     maintenance: Maintenance
     interval_sec: float = 5.0
     batch: int = 200

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.sources.schedules import Schedules
@@ -11,8 +12,7 @@ from lineshaft.engine.sources.schedules import Schedules
 _MOST = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduler:
+class Scheduler(Struct, frozen=True):
     schedules: Schedules
     interval_sec: float = 1.0
     #: Transactions at the same time: many schedules are due at midnight.

@@ -13,8 +13,9 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from decimal import Decimal
+
+from msgspec import Struct
 
 from lineshaft.checks.verdict import NOTHING, NoVerdict, rejected
 from lineshaft.duties.loop import Counts
@@ -32,8 +33,7 @@ _LONGEST_RUN_SEC = 100_000.0
 _Runs = dict[asyncio.Task[str], GatedOutput]
 
 
-@dataclass(frozen=True, slots=True)
-class Validator:
+class Validator(Struct, frozen=True):
     gates: Gates
     approvals: Approvals
     interval_sec: float = 2.0

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
 
 from lineshaft.embedded.account import server_account
 from lineshaft.embedded.binaries import Binaries, find_binaries, fitting, read_record
@@ -15,8 +16,7 @@ from lineshaft.errors import EmbeddedServerError
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(Struct, frozen=True):
     home: Path
     data: Path
     data_major: int | None

@@ -5,13 +5,12 @@ capabilities, slots and heartbeat; claims lock the row of their instance.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.engine.feed.actor import act_json, with_actor
 from lineshaft.engine.postgres import catalog
@@ -42,8 +41,7 @@ _OFFLINE_SHOWN = 10
 _WATCHED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(Struct, frozen=True):
     #: active, draining or offline: set by hand, or as its process reported.
     status: str
     capabilities: list[str]
@@ -71,8 +69,7 @@ class _Role(NamedTuple):
     set_max_tasks: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _AgentRow:
+class _AgentRow(Struct, frozen=True):
     id: str
     type: str | None
     budget_usd: Decimal | None
@@ -90,8 +87,7 @@ class _InstanceRow(InstanceInfo, frozen=True, kw_only=True):
     agent_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Replicas:
+class _Replicas(Struct, frozen=True):
     """Instances of one agent that are alike, together."""
 
     status: str

@@ -6,11 +6,11 @@ event loop of a separate thread: neither a blocking handler nor an exhausted poo
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import AsyncConnection
 
 from lineshaft.clock import Clock, DatabaseClock

@@ -2,10 +2,11 @@
 
 import hashlib
 import secrets
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database, only_reads
@@ -36,8 +37,7 @@ class _Row(NamedTuple):
     now: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     #: Who acts.
     name: str
     #: None: no token was needed when the session began.

@@ -24,10 +24,12 @@ to emit, and the text of the alert.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum, auto
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lineshaft.errors import InvalidInputError, InvalidTransitionError
 from lineshaft.model.budget import shown
@@ -67,8 +69,7 @@ class Admission(Enum):
     BLOCK = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerConfig:
+class BreakerConfig(Struct, frozen=True, kw_only=True):
     failure_threshold: int = 5
     cooldown_sec: float = 300.0
     half_open_after_sec: float = 60.0
@@ -83,8 +84,7 @@ class BreakerConfig:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerPolicy:
+class BreakerPolicy(Struct, frozen=True):
     """The configuration of every breaker: defaults, and overrides by key."""
 
     defaults: BreakerConfig = BreakerConfig()
@@ -153,14 +153,13 @@ def _merged(place: str, values: object, base: BreakerConfig, warnings: list[str]
             warnings.append(f"{place}.{key}: unknown setting, ignored; expected one of {', '.join(_FIELDS)}")
             continue
         try:
-            config = replace(config, **{_FIELDS[key]: value})  # type: ignore[arg-type]  # the constructor checks it
+            config = replace(config, **{_FIELDS[key]: value})  # the constructor checks it
         except InvalidInputError as error:
             warnings.append(f"{place}.{key}: {error.errors[0][1]}; using {getattr(base, _FIELDS[key])}")
     return config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breaker:
+class Breaker(Struct, frozen=True, kw_only=True):
     state: BreakerState = BreakerState.CLOSED
     failures: int = 0
     last_failure: datetime | None = None
@@ -172,8 +171,7 @@ class Breaker:
     losses: tuple[tuple[str, datetime], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerChange:
+class BreakerChange(Struct, frozen=True):
     breaker: Breaker
     event: BreakerEvent | None = None
     alert: str | None = None

@@ -18,11 +18,12 @@ by `REKEY_STEP`.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError
 
@@ -71,8 +72,7 @@ def critical_path_boost(downstream_length: int) -> int:
     return min(downstream_length, MAX_CRITICAL_PATH_BOOST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorityInputs:
+class PriorityInputs(Struct, frozen=True, kw_only=True):
     """The fields of a task that decide its place in the order."""
 
     priority: float

@@ -15,9 +15,10 @@ doesn't restore, is dead-lettered at that point instead.
 """
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+
+from msgspec import Struct
 
 from lineshaft.model.retry import FailureCategory, Uniform, category_of
 
@@ -128,8 +129,7 @@ def backoff_wait(waits_so_far: int, uniform: Uniform) -> float:
     return min(wait * (1 + _WAIT_SPREAD * uniform()), LONGEST_WAIT_SEC)
 
 
-@dataclass(frozen=True, slots=True)
-class WaitForLimit:
+class WaitForLimit(Struct, frozen=True):
     """Retry after `wait_sec` without using an attempt; other agents slow down for `slowdown_sec`."""
 
     wait_sec: float
@@ -138,13 +138,11 @@ class WaitForLimit:
     """The new value of the counter."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountsAsFailure:
+class CountsAsFailure(Struct, frozen=True):
     """The waits are used up: `retry.decide_failure` decides, and the counter restarts at zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaSpent:
+class QuotaSpent(Struct, frozen=True):
     """The waits are used up and more would not help: dead-letter the task."""
 
 

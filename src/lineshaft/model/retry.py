@@ -28,6 +28,8 @@ from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown, total_limit_reached
 
@@ -220,8 +222,7 @@ class Preset(StrEnum):
     OFFICEPLANE = "officeplane"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PresetDefaults:
+class PresetDefaults(Struct, frozen=True, kw_only=True):
     retry: RetryPolicy
     max_attempts: int
     boost_per_minute: float
@@ -290,16 +291,14 @@ class DeadLetterReason(StrEnum):
     QUOTA_SPENT = "quota_spent"
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """Retry after `delay_sec` with these models; with none, any model."""
 
     delay_sec: float
     models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Struct, frozen=True):
     reason: DeadLetterReason
     poison_pill: bool
 

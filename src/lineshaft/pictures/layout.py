@@ -10,11 +10,11 @@ without places.
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 from fast_sugiyama import from_edges
+from msgspec import Struct
 
 from lineshaft.model import graph
 
@@ -35,8 +35,7 @@ _CAREFUL_BOXES, _CAREFUL_EDGES, _CAREFUL_PLACES = 300, 600, 1_500
 _ROUTED_EDGES, _ROUTED_PLACES = 3_000, 8_000
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     width: float
     height: float
     #: The upper left corner of each box.
@@ -46,8 +45,7 @@ class Layout:
     routes: dict[tuple[int, int], tuple[Point, ...]]
 
 
-@dataclass(slots=True)
-class _Place:
+class _Place(Struct):
     """A box, or an edge's place in a layer. `y` is its middle."""
 
     column: int
@@ -69,8 +67,7 @@ def layout(boxes: int, edges: tuple[tuple[int, int], ...]) -> Layout:
     return _packed(boxes, parts)
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """A connected part of the graph, or all of it."""
 
     places: dict[int, _Place]

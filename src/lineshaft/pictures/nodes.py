@@ -9,6 +9,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from msgspec import Struct
+
 from lineshaft.model import graph
 from lineshaft.model.states import Status
 from lineshaft.types import Task
@@ -32,8 +34,7 @@ _MOST_URGENT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DagNode:
+class DagNode(Struct, frozen=True, kw_only=True):
     """A task in a picture."""
 
     id: str

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
@@ -258,8 +257,7 @@ _CHECKS: Mapping[SourceKind, Callable[[dict[str, Any], _Faults], None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(Struct, frozen=True):
     #: None: `when` is not true.
     work: Work | None
     #: From `idempotency`; None: the default of the kind.

@@ -3,11 +3,11 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.types.sources import Verification
@@ -34,8 +34,7 @@ _UNSIGNED_IDS = frozenset({"github", "hmac-sha256"})
 _UNIQUE_BODIES = frozenset({"github"})
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     #: The body, with `body` and `headers`.
     event: dict[str, Any]
     #: Texts, with how many seconds each counts.

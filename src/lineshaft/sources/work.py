@@ -1,8 +1,9 @@
 """The work that a template makes: a task, a DAG or a goal."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.tasks import MAX_DAG_TASKS, NewTask, resolve
@@ -19,8 +20,7 @@ _MAX_TITLE = 200
 _SET_BY_SOURCE = {"created_by": "is set by the source", "surface": "unknown field"}
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """Rendered and checked, but not submitted."""
 
     #: As they are submitted, for a dry run.

@@ -1,6 +1,5 @@
 """Work that needs a person: dead letters, resolutions, approvals, decision reports."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
@@ -125,8 +124,7 @@ class Approval(JsonStruct, frozen=True):
         return decoded(self.schema_json)
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalDecision:
+class ApprovalDecision(Struct, frozen=True):
     approve: bool
     reviewer: str
     note: str | None = None

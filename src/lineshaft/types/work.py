@@ -1,12 +1,14 @@
 """Work: claims, their outcomes, heartbeats. The same values in the engine, over HTTP and in agents."""
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
 from lineshaft.errors import InvalidInputError, LineshaftError
@@ -149,8 +151,7 @@ class Completion(msgspec.Struct, frozen=True):
             raise InvalidInputError(errors=[("output.type", fault)])
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     claim: ClaimRef
     error: str
     #: A category, or a system's reason; None: a rate limit if the text looks like one, otherwise a crash.
@@ -171,8 +172,7 @@ class Failure:
         return str(retry.category_of(self.category or retry.FailureCategory.CRASH))
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """A claim that is given up without using an attempt; with a delay it comes back later."""
 
     claim: ClaimRef
@@ -184,8 +184,7 @@ class Release:
             raise_faults({"delay_sec": number_fault(self.delay_sec, 0, LONGEST_SECONDS)})
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
+class Cancellation(Struct, frozen=True):
     """Cancel a task by its claim and, with `cascade`, everything that depends on it."""
 
     claim: ClaimRef
@@ -210,8 +209,7 @@ def _check_step_name(field: str, name: str) -> None:
         raise InvalidInputError(errors=[(field, fault)])
 
 
-@dataclass(frozen=True, slots=True)
-class NewStep:
+class NewStep(Struct, frozen=True):
     claim: ClaimRef
     name: str
     #: The result, as JSON.
@@ -232,8 +230,7 @@ class NewStep:
         check_json(data=self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class NewCheckpoint:
+class NewCheckpoint(Struct, frozen=True):
     claim: ClaimRef
     #: As JSON.
     data: bytes
@@ -243,8 +240,7 @@ class NewCheckpoint:
         check_json(data=self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class NewSpawn:
+class NewSpawn(Struct, frozen=True):
     """Children to create in the DAG of a held task; with `wait` the task pauses until all have ended.
 
     With a key the children are created once, however often the call is repeated. Without one, a call with the
@@ -293,8 +289,7 @@ class Moved(msgspec.Struct, frozen=True):
         return self.status
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """A spawned task: its outcome, once it has one."""
 
     id: str
@@ -313,11 +308,10 @@ class Spawned:
     #: The claim is over: the parent is claimed again when all of them have ended.
     paused: bool
     #: The same tasks in the same order: whether each was created, or existed before.
-    submitted: Sequence[Submitted] = field(default=(), compare=False)
+    submitted: Sequence[Submitted] = dataclasses.field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnResult:
+class SpawnResult(Struct, frozen=True):
     """One result of a batch of spawns: `spawned`, or why nothing was created."""
 
     id: str
@@ -331,8 +325,7 @@ class SpawnResult:
         return self.spawned
 
 
-@dataclass(frozen=True, slots=True)
-class PastAttempt:
+class PastAttempt(Struct, frozen=True):
     """How an earlier claim of the task ended."""
 
     number: int
@@ -349,8 +342,7 @@ class PastAttempt:
     cost_usd: Decimal
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingBudgets:
+class RemainingBudgets(Struct, frozen=True):
     """What is left to spend, apart from what is reserved; None: no limit."""
 
     task: Decimal | None = None
@@ -358,8 +350,7 @@ class RemainingBudgets:
     dag: Decimal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedStep:
+class RecordedStep(Struct, frozen=True):
     """One result of a batch of steps: the step's data and what is left to spend, or why it isn't recorded."""
 
     id: str
@@ -444,8 +435,7 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
         return self.max_cost_usd or Decimal(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Struct, frozen=True):
     """What earlier attempts at a task left behind, each as JSON."""
 
     id: str
@@ -456,8 +446,7 @@ class Resumed:
     children: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     tasks: list[ClaimedTask] = field(default_factory=list)
     #: By task id, for those with `resume`.
     resumed: dict[str, Resumed] = field(default_factory=dict)
@@ -476,16 +465,14 @@ class Claim:
     past_attempts: dict[str, list[PastAttempt]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(Struct, frozen=True):
     """An instance of an agent, in a heartbeat."""
 
     agent_id: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeldTask:
+class HeldTask(Struct, frozen=True):
     """A claim whose lease a heartbeat renews."""
 
     id: str
@@ -508,8 +495,7 @@ class HeldTask:
         return ClaimRef(self.id, self.epoch, self.token)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedClaim:
+class EndedClaim(Struct, frozen=True):
     """A claim that its agent no longer holds: of one task it may have had two."""
 
     id: str
@@ -520,8 +506,7 @@ class EndedClaim:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswers:
+class HeartbeatAnswers(Struct, frozen=True):
     #: By instance: active, draining or offline. One that is missing was superseded, or is unknown.
     agents: dict[Presence, str]
     #: Claims that are over.
@@ -534,8 +519,7 @@ class HeartbeatAnswers:
     spent_later: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DueRetries:
+class DueRetries(Struct, frozen=True):
     """Retries after failures that are due soon."""
 
     count: int
@@ -543,8 +527,7 @@ class DueRetries:
     due_sec: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
+class LeftBehind(Struct, frozen=True):
     """Tasks of some types that can't be claimed now; each with the seconds until the first one may be."""
 
     #: They failed, or were rate limited.

@@ -4,7 +4,8 @@ import os
 import pwd
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.errors import LineshaftError
 
@@ -15,8 +16,7 @@ _BECOME = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     name: str
     uid: int
     gid: int

@@ -13,10 +13,10 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import Struct, field
 
 from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.account import Account
@@ -53,8 +53,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]")
 OutputFormat = Literal["auto", "json", "text"]
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A handler for `Agent.task`. Use it as a context manager, which ends its helper processes."""
 
     arguments: Sequence[str]

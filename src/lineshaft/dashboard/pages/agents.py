@@ -1,10 +1,11 @@
 """Agents: is capacity there, and is it used? Processes, budgets, and what an operator changes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+
+from msgspec import Struct
 
 from lineshaft.dashboard.command_lines import command_line, element_id, segment
 from lineshaft.dashboard.visit import Done, Pages, View, Visit
@@ -28,8 +29,7 @@ _RATE_DAYS = 2
 _LONGEST_HOURS = 24 * 30
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """An agent as the list shows it."""
 
     agent: AgentInfo

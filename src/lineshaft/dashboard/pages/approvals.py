@@ -1,10 +1,11 @@
 """Approvals: what waits for a person."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lineshaft.checks.decision_report import REQUIRED
 from lineshaft.dashboard import schema_form
@@ -54,8 +55,7 @@ async def inbox(visit: Visit) -> View:
 # One item.
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """The form of a task for a person, with what was entered so far."""
 
     fields: list[Field]

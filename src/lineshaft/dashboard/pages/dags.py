@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from markupsafe import Markup
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from starlette.responses import RedirectResponse, Response
 
 from lineshaft.dashboard.visit import EVERYTHING, Done, Pages, View, Visit
@@ -150,8 +149,7 @@ async def retry_failed(visit: Visit) -> Done:
 # How it is shown.
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(Struct, frozen=True):
     dag: Dag
     tasks: Sequence[Task]
 

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
+from msgspec.structs import replace
 
 from lineshaft.dashboard.command_lines import element_id, segment
 from lineshaft.dashboard.spec_compare import MOST_SHOWN, Difference, differences, merge_patch
@@ -37,8 +37,7 @@ _TOPICS = frozenset({"task.dead_lettered", "task.resolved", "task.cancelled"})
 _CONFLICT = 409
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
+class _Words(Struct, frozen=True):
     """How a resolution is called on buttons and in messages."""
 
     verb: str
@@ -250,8 +249,7 @@ def _json_text(value: Any) -> str | None:
     return None if value is UNSET else msgspec.json.encode(value).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
+class _Edit(Struct, frozen=True):
     """A changed spec: its text, and what it changes."""
 
     text: str
@@ -314,8 +312,7 @@ async def edit(visit: Visit) -> Done | View:
 # Decisions about many.
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """The letters that a decision is about: a selection, or all with one error."""
 
     task_ids: tuple[str, ...] = ()
@@ -401,8 +398,7 @@ async def _tried(visit: Visit, task_id: str) -> Task | None:
     return found[0] if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class _BulkChange:
+class _BulkChange(Struct, frozen=True):
     """A merge patch for the specs of many letters, and what it changes in some of them."""
 
     text: str
@@ -415,8 +411,7 @@ class _BulkChange:
         return element_id(self.text)
 
 
-@dataclass(slots=True)
-class _Outcome:
+class _Outcome(Struct):
     """What became of the letters of one decision."""
 
     decided: list[str] = field(default_factory=list)

@@ -1,10 +1,11 @@
 """Guards: what is held back, until when, and how much waits behind it."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+
+from msgspec import Struct
 
 from lineshaft.dashboard.command_lines import command_line, element_id, segment
 from lineshaft.dashboard.visit import Done, Pages, View, Visit
@@ -36,8 +37,7 @@ _TOPICS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A guard with what its button needs."""
 
     guard: Any

@@ -3,14 +3,13 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from lineshaft.dashboard.command_lines import command_line, element_id, segment
 from lineshaft.dashboard.rendering import duration
@@ -152,8 +151,7 @@ def rule(source: SourceFields, kind: SourceKind, name: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     source: Source
 
     @property
@@ -172,8 +170,7 @@ class Row:
         return command_line("sources", word, self.source.name, *more)
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(Struct, frozen=True):
     """When a schedule fires in the next day."""
 
     row: Row

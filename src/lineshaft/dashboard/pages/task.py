@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 from starlette.responses import RedirectResponse, Response
 
 from lineshaft.dashboard.rendering import ago, moment, short
@@ -129,8 +129,7 @@ async def _elsewhere(visit: Visit, name: str) -> Response:
 # Why.
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     code: ReasonCode
     sentence: Markup
     since: datetime | None = None
@@ -238,8 +237,7 @@ def _cancelled_with(count: int) -> str:
 # The last error.
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     attempt: FailedAttempt | None
     category: str | None
     #: Such as ValueError; empty: the error doesn't begin with one.
@@ -288,8 +286,7 @@ def own_frames(traceback: str) -> str:
 # Inputs and artifacts.
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(Struct, frozen=True):
     #: The same tasks may be an input under several names.
     names: list[str]
     tasks: list[Task]
@@ -308,8 +305,7 @@ async def _inputs(visit: Visit, one: Task) -> list[Input]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     artifact: Artifact
     #: output, input, or empty: it was made by an attempt.
     role: str
@@ -457,8 +453,7 @@ async def resume(visit: Visit) -> Done:
     return Done(_here(visit), f"Resumed {what}." if resumed else f"There was no pause of {what} any more.")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A field that can be changed, with its present value as text."""
 
     name: str

@@ -3,10 +3,10 @@
 import shlex
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
 from lineshaft.dashboard.visit import EVERYTHING, Done, Pages, Values, View, Visit
@@ -51,8 +51,7 @@ _LABELS = {
 _TABS = tuple(status for status in Status if status not in TRANSIENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """The filter of an address; what is not valid in it is left out."""
 
     filter: TaskFilter
@@ -145,8 +144,7 @@ async def _page(visit: Visit, wanted: Wanted) -> Page[Task]:
         return await read.tasks(wanted.filter, order=wanted.order, limit=_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class Tab:
+class Tab(Struct, frozen=True):
     label: str
     status: Status | None
     href: str
@@ -221,8 +219,7 @@ async def search(visit: Visit) -> Response:
 # Many at once.
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(Struct, frozen=True):
     name: str
     done: str
     #: What it can be done to.
@@ -265,8 +262,7 @@ VERBS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """The tasks of a bulk action: those that were ticked, or all that match a filter."""
 
     verb: Verb

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 from psycopg.rows import dict_row
 
 from lineshaft.engine.agents import unknown_instance
@@ -95,16 +95,14 @@ class _Outcome(Protocol):
     slowdown_until: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class _Round(Struct, frozen=True):
     """The result of one statement."""
 
     tasks: list[ClaimedTask]
     outcome: _Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
+class _Holder(Struct, frozen=True):
     id: str
     epoch: int
     agent_id: str

@@ -1,8 +1,9 @@
 """When something becomes claimable without a notification: delays end, leases expire, guards open."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
@@ -12,8 +13,7 @@ from lineshaft.types.work import DueRetries, LeftBehind
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Openings:
+class Openings(Struct, frozen=True):
     """Seconds until each; below zero: overdue; None: never."""
 
     due_sec: float | None

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -27,8 +28,7 @@ _log = logging.getLogger(__name__)
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Claimed:
+class _Claimed(Struct, frozen=True):
     id: str
     epoch: int
 

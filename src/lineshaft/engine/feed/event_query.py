@@ -1,8 +1,9 @@
 """Pages of the event feed for a caller's filter."""
 
 from collections import deque
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from msgspec import Struct
 
 from lineshaft.engine.feed.events import Events
 from lineshaft.errors import InvalidInputError
@@ -16,8 +17,7 @@ _READS_PER_PAGE = 20
 _NUMBERS_PER_EVENT, _MOST_NUMBERS = 4, 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class EventQuery:
+class EventQuery(Struct, frozen=True):
     events: Events
     limit: int
     task_id: str | None = None

@@ -30,11 +30,11 @@ list transactions in progress.
 import base64
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -62,8 +62,7 @@ _SINGLE = Raw(b'{"single":true}')
 _SHOWN = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """Transactions below `xmax` have finished, except those in `xip`, which is in ascending order."""
 
     xmax: int
@@ -79,8 +78,7 @@ class Snapshot:
         return f"{self.xip[0] if self.xip else self.xmax}:{self.xmax}:{','.join(map(str, self.xip))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """A place in the feed. Its text is opaque to clients."""
 
     since: Snapshot
@@ -174,8 +172,7 @@ class Cursor:
 _FROM_THE_BEGINNING = Cursor(Snapshot(1), wide=True, beginning=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Filter:
+class _Filter(Struct, frozen=True):
     task_id: str | None
     dag_id: str | None
     kinds: frozenset[str] | None

@@ -7,7 +7,8 @@ as the thousandth.
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.engine.feed.wakeups import Waiter, Wakeups
 from lineshaft.engine.postgres import catalog
@@ -18,8 +19,7 @@ from lineshaft.errors import LineshaftError
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _LaneInfo:
+class _LaneInfo(Struct, frozen=True):
     id: int
     type: str
     required_capabilities: list[str]

@@ -8,10 +8,10 @@ id. That is the only case in which a message may arrive twice.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
@@ -44,16 +44,14 @@ _SQL = catalog.load(__name__)
 _NOTICE = msgspec.json.Decoder(Notice)
 
 
-@dataclass(frozen=True, slots=True)
-class Throttle:
+class Throttle(Struct, frozen=True):
     """The most messages of one kind in a window; None: no limit."""
 
     most: int | None = 10
     window_sec: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class TakenMessage:
+class TakenMessage(Struct, frozen=True):
     """A message under a lease, to be delivered."""
 
     no: int
@@ -74,8 +72,7 @@ class _TakenNotice(NamedTuple):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Struct, frozen=True):
     noted: int
     #: Retention deleted some events before they were read.
     missed: bool = False

@@ -24,12 +24,12 @@ partition, and there must be one, or a transition could fail for lack of a parti
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 from psycopg.rows import scalar_row
 
@@ -67,8 +67,7 @@ class Period(StrEnum):
         return timedelta(days=14 if self is Period.DAY else 40)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
+class Partition(Struct, frozen=True, order=True):
     start: datetime
     end: datetime
     name: str
@@ -107,8 +106,7 @@ class Partition:
             day = Partition.of(day.end, Period.DAY)
 
 
-@dataclass(frozen=True, slots=True)
-class Ensured:
+class Ensured(Struct, frozen=True):
     made: tuple[str, ...] = ()
     #: Rows moved from the default partition.
     moved: int = 0
@@ -116,8 +114,7 @@ class Ensured:
     postponed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     dropped: tuple[str, ...] = ()
     #: Rows deleted from the default partition.
     deleted: int = 0

@@ -13,11 +13,12 @@ others free the probe (transition/changes.py).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
@@ -44,8 +45,7 @@ _SQL = catalog.load(__name__)
 _LOSSES = msgspec.json.Decoder(tuple[tuple[str, datetime], ...])
 
 
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
+class FailedAttempt(Struct, frozen=True):
     """A failed attempt that counts against its type, and its model."""
 
     task_id: str
@@ -55,8 +55,7 @@ class FailedAttempt:
     lost: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     now: datetime
     key: str
     state: str

@@ -4,12 +4,11 @@ Claims reserve money and ends settle it in their own statements. What is spent o
 which only attempts that cost something touch.
 """
 
-from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.guards.limits import InstallationLimits
@@ -27,8 +26,7 @@ from lineshaft.model.storable import is_storable
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
+class Day(Struct, frozen=True):
     """A UTC day, for all agents together."""
 
     day: date

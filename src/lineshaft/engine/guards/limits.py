@@ -5,11 +5,12 @@ Every other process sets a limit only where there is none, and obeys what it fin
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
@@ -27,8 +28,7 @@ _ACTIONS = frozenset({"stop", "pause"})
 MAX_WINDOW_SEC = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     daily_budget_usd: Decimal | None
     velocity_usd: Decimal | None
     velocity_window_sec: float

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.engine.submit.lanes import MAX_LANES
@@ -19,8 +19,7 @@ from lineshaft.settings import Settings
 _log = logging.getLogger("lineshaft.guards")
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     breakers: BreakerPolicy = DEFAULT_POLICY
     #: Limits of the installation that the settings name (engine/guards/limits.py).
     limits: Mapping[str, Any] = field(default_factory=dict)

@@ -4,8 +4,9 @@ The latest signal decides, even if it is the shorter one. Agents get it with cla
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.postgres import catalog
@@ -24,8 +25,7 @@ _PREFIXES = ("model:", "provider:")
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimited:
+class RateLimited(Struct, frozen=True):
     """A task met a rate limit: claims avoid its model."""
 
     agent_id: str | None

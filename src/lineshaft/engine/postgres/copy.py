@@ -1,10 +1,10 @@
 """Many rows into a table by COPY. The rows are formatted here: a column with one value is formatted once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString
 
+from msgspec import Struct
 from psycopg import abc, errors, sql
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
@@ -14,8 +14,7 @@ from lineshaft.engine.postgres.asyncpg_connection import AsyncpgConnection
 from lineshaft.engine.postgres.database import Connection
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Struct, frozen=True):
     """A column that has the same value in all rows."""
 
     value: Any
@@ -24,8 +23,7 @@ class Constant:
 Column = Sequence[Any] | Constant
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     table: LiteralString
     columns: Sequence[str]
     #: The rows, in parts; a part is made while the server processes the one before.

@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from importlib.resources import files
@@ -22,6 +21,7 @@ from itertools import count
 from typing import Any, LiteralString
 
 import psycopg
+from msgspec import Struct
 from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
@@ -39,8 +39,7 @@ _SQL = catalog.load(__name__)
 Connection = psycopg.Connection[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(Struct, frozen=True):
     version: int
     name: str
     text: LiteralString
@@ -72,22 +71,19 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     version: int
     name: str
     state: State
     applied_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class _ServerFacts:
+class _ServerFacts(Struct, frozen=True):
     version: int
     encoding: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Recorded(Struct, frozen=True):
     version: int
     name: str
     checksum: str

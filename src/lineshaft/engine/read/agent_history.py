@@ -1,7 +1,8 @@
 """What became of the latest claims of an agent. Only the newest ends of all agents are searched."""
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader
@@ -12,8 +13,7 @@ SEARCHED = 2_000
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RecentClaim:
+class RecentClaim(Struct, frozen=True):
     task_id: str
     title: str | None
     type: str

@@ -1,7 +1,8 @@
 """Which tasks and DAGs have ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
@@ -10,8 +11,7 @@ from lineshaft.engine.postgres.rows import fetch_rows
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(Struct, frozen=True):
     id: str
     state: str
 

@@ -7,7 +7,6 @@ cursor where it stopped: frequent matches fill a page at once, rare ones come in
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -97,8 +96,7 @@ class _PriorityKey(Struct, frozen=True, array_like=True, tag="priority"):
     no: Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """The ids of one page, in order, and the cursor of the next."""
 
     ids: list[str]

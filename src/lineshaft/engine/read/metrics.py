@@ -1,6 +1,6 @@
 """Figures for Prometheus: totals that only grow, and current values."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from lineshaft.engine.agents import Fleet
 from lineshaft.engine.postgres.database import Database
@@ -16,8 +16,7 @@ from lineshaft.types import AgentInfo, Stats
 _SEEN_WITHIN_SEC = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(Struct, frozen=True):
     totals: Totals
     stats: Stats
     #: Without agents that have been offline for more than a day.

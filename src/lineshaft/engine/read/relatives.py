@@ -1,10 +1,9 @@
 """What is around a task, for a page about it: dependencies, dependents, children, recorded steps. Bounded."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
@@ -21,8 +20,7 @@ MOST_DATA_BYTES = 20_000
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Relative:
+class Relative(Struct, frozen=True):
     id: str
     title: str
     type: str
@@ -30,8 +28,7 @@ class Relative:
     status: Status
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """The result of a step, or a checkpoint."""
 
     name: str
@@ -45,8 +42,7 @@ class Recorded:
     data_json: Raw | None
 
 
-@dataclass(frozen=True, slots=True)
-class Relatives:
+class Relatives(Struct, frozen=True):
     """At most `MOST_RELATIVES` of each kind, and the newest `MOST_STEPS` steps."""
 
     upstream: list[Relative]

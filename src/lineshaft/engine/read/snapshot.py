@@ -1,9 +1,9 @@
 """Statements that read from one snapshot of the database."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, LiteralString, TypeVar
 
+from msgspec import Struct
 from psycopg import AsyncCursor
 from psycopg.rows import dict_row
 
@@ -16,8 +16,7 @@ Row = dict[str, Any]
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """Runs statements within one snapshot."""
 
     connection: Connection

@@ -16,8 +16,9 @@ marked as such:
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.guards import read_pauses
@@ -45,8 +46,7 @@ _INDEXED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """How much is read. Tests use small values."""
 
     most: int = MOST

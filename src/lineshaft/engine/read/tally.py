@@ -5,9 +5,11 @@ Counted when figures are read, and by the janitor before events are deleted.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -28,8 +30,7 @@ _REASONS = {category.value: category.value for category in FailureCategory} | {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """Since the database was created, except for events that were deleted before they were counted."""
 
     completed: dict[str, int] = field(default_factory=lambda: defaultdict(int))

@@ -8,8 +8,9 @@ rest is extrapolated from a random sample of pages.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
@@ -39,8 +40,7 @@ _STATES = {
 _NAMES_AGENTS = {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.AGENTS_FULL}
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(Struct):
     """Tasks of one lane in one state."""
 
     lane_id: int
@@ -52,8 +52,7 @@ class _Group:
     first_id: str | None
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(Struct):
     """What is known of one reason so far."""
 
     types: Counter[str] = field(default_factory=Counter)

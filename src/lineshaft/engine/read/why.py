@@ -7,9 +7,10 @@ pass all tests: a free agent without money and a busy agent with money don't add
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+
+from msgspec import Struct
 
 from lineshaft.checks.registry import HUMAN
 from lineshaft.engine.postgres import catalog
@@ -40,8 +41,7 @@ _WHOLE_SECONDS = 10
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(Struct, frozen=True):
     task: Row
     upstream: list[Row]
     models: list[Row]

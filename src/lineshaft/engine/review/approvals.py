@@ -7,11 +7,11 @@ money while it waits. An agent with that capability may claim such a task like a
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN
@@ -46,8 +46,7 @@ class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class LastDecision:
+class LastDecision(Struct, frozen=True):
     reviewer: str
     at: datetime
     approved: bool
@@ -224,16 +223,14 @@ class Approvals:
         return await self._database.run(work)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(Struct, frozen=True):
     id: str
     kind: str
     since: datetime
     schema: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocked:
+class _Blocked(Struct, frozen=True):
     id: str
     count: int
 

@@ -7,12 +7,12 @@ A dead letter is never deleted automatically.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 from psycopg.rows import class_row
 
 from lineshaft.engine.artifacts.references import refer, unknown_artifacts
@@ -81,16 +81,14 @@ class _Key(Struct, frozen=True, array_like=True, tag="dead_letter"):
     revival: Annotated[int, Meta(ge=0, le=2**15 - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class _LastReview:
+class _LastReview(Struct, frozen=True):
     resolution: str | None
     reviewer: str | None
     reviewed_at: datetime | None
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Forgotten:
+class _Forgotten(Struct, frozen=True):
     task_id: str
     name: str
 

@@ -13,12 +13,13 @@ cancellations and expired leases, the first one wins.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
@@ -48,8 +49,7 @@ _SQL = catalog.load(__name__)
 _log = logging.getLogger("lineshaft.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class GatedOutput:
+class GatedOutput(Struct, frozen=True):
     """An output at one of its gates."""
 
     id: str
@@ -89,8 +89,7 @@ class GatedOutput:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GateVerdict:
+class GateVerdict(Struct, frozen=True):
     """The verdict of one gate of a task."""
 
     gate_no: int
@@ -100,8 +99,7 @@ class GateVerdict:
     by: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GateProgress:
+class GateProgress(Struct, frozen=True):
     """The way of an output from one gate to another, with the verdicts on the way."""
 
     claim: ClaimRef
@@ -448,8 +446,7 @@ class Gates:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _LockedAttempt:
+class _LockedAttempt(Struct, frozen=True):
     task_id: str
     epoch: int
     gate_no: int

@@ -1,11 +1,11 @@
 """Reviews of dead letters: locking a dead letter before a decision, and recording the decision."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from msgspec import Struct
 from psycopg.rows import class_row, dict_row
 
 from lineshaft.engine.feed.actor import with_actor
@@ -20,8 +20,7 @@ from lineshaft.model.spec_change import SpecChange
 _NAMED_CHANGES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewReview:
+class NewReview(Struct, frozen=True, kw_only=True):
     """A decision that is about to be recorded."""
 
     resolution: Resolution
@@ -64,8 +63,7 @@ class NewReview:
 MANUAL_RETRY = NewReview(resolution=Resolution.RETRY)
 
 
-@dataclass(frozen=True, slots=True)
-class LockedDeadLetter:
+class LockedDeadLetter(Struct, frozen=True):
     id: str
     epoch: int
     dag_id: str | None

@@ -7,10 +7,10 @@ sources which trigger each other in a circle come to an end.
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
@@ -37,8 +37,7 @@ _MAX_OUTPUT_BYTES = 64 << 10
 Counts = Counter[str]
 
 
-@dataclass(frozen=True, slots=True)
-class EventSource:
+class EventSource(Struct, frozen=True):
     name: str
     cursor: str
     definition: bytes
@@ -156,8 +155,7 @@ class EventSources:
         return about | {"outputs": [_output(task) for task in leaves]}
 
 
-@dataclass(frozen=True, slots=True)
-class _Needs:
+class _Needs(Struct, frozen=True):
     """What a source may use besides the event itself."""
 
     task: bool

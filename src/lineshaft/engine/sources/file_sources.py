@@ -4,8 +4,9 @@ What a watcher has seen is kept per source and watcher name, so changes that wer
 found at the next start. One transaction remembers the content and fires.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -17,8 +18,7 @@ from lineshaft.types.sources import Fired, FiringOutcome, NewSource
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FileSource:
+class FileSource(Struct, frozen=True):
     id: int
     name: str
     definition: bytes
@@ -38,8 +38,7 @@ class FileChange(NamedTuple):
     size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     path: str
     digest: str
 

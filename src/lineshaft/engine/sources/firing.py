@@ -7,10 +7,11 @@ its key, so that the same delivery may succeed later; the failure is recorded.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.operations import Operations
@@ -52,8 +53,7 @@ class Key(NamedTuple):
     ttl_sec: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Occasion:
+class Occasion(Struct, frozen=True):
     """What happened."""
 
     event: Mapping[str, Any]
@@ -63,8 +63,7 @@ class Occasion:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRow:
+class SourceRow(Struct, frozen=True):
     id: int
     created_at: datetime
     next_tick: datetime | None
@@ -97,8 +96,7 @@ class TooMuchOpenError(Exception):
         super().__init__(name)
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(Struct, frozen=True):
     """What an event would do."""
 
     #: There is a `when`.
@@ -111,8 +109,7 @@ class DryRun:
     upcoming: list[datetime]
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
+class _Result(Struct, frozen=True):
     outcome: FiringOutcome
     task_ids: list[str] = field(default_factory=list)
     dag_id: str | None = None

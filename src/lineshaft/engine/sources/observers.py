@@ -6,9 +6,10 @@ the observer itself doesn't count.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -30,16 +31,14 @@ _TRIES = 5
 Counts = Counter[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     name: str
     attempts: int
     failures: int
     cost_usd: Decimal
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     task_id: str
     category: str | None
     error: str | None

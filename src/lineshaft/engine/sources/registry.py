@@ -5,7 +5,6 @@ person has changed since; a pause by hand survives in any case. Every change is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,8 +41,7 @@ _LARGEST = 2**63 - 1
 MAX_SOURCES_AT_ONCE = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     id: int
     created_at: datetime
     updated_at: datetime
@@ -74,8 +72,7 @@ class _Read:
         return msgspec.convert(given, Source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Locked:
+class _Locked(Struct, frozen=True):
     id: int
     created_at: datetime
     next_at: datetime | None
@@ -93,8 +90,7 @@ class _Locked:
         return compiled(self.definition).source
 
 
-@dataclass(frozen=True, slots=True)
-class _FiringRow:
+class _FiringRow(Struct, frozen=True):
     id: int
     at: datetime
     outcome: str
@@ -111,8 +107,7 @@ class _ById(Struct, frozen=True, tag="firings"):
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkRow:
+class _WorkRow(Struct, frozen=True):
     created_at: datetime
     id: str
     deleted: bool

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
@@ -61,8 +61,7 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
         return msgspec.json.encode(self.inputs) if self.inputs else None
 
 
-@dataclass(frozen=True, slots=True)
-class DagDraft:
+class DagDraft(Struct, frozen=True):
     id: str
     title: str
     created_by: str | None

@@ -6,7 +6,8 @@ standalone task has no row; it gets one first, under the lock of that task.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -21,14 +22,12 @@ _SQL = catalog.load(__name__)
 _DAG_STATUS = {Status.COMPLETED: "completed", Status.CANCELLED: "cancelled"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(Struct, frozen=True):
     id: str
     dag_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
+class _Ended(Struct, frozen=True):
     id: str
     status: str
 

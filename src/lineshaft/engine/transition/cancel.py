@@ -5,7 +5,8 @@ forever.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
@@ -26,21 +27,18 @@ _SQL = catalog.load(__name__)
 DEADLINE_MISSED = "deadline missed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(Struct, frozen=True):
     id: str
     parent_id: str | None
     waits_for: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Expired:
+class _Expired(Struct, frozen=True):
     id: str
     deadline: str
 
 
-@dataclass(slots=True)
-class _Subtree:
+class _Subtree(Struct):
     """The tasks of one cancellation, locked."""
 
     roots: Sequence[str]

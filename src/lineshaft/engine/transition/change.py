@@ -1,8 +1,9 @@
 """Changing a task: priority, deadline, tags and limits of one that hasn't ended, limits of a dead letter."""
 
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+
+from msgspec import Struct
 
 from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
@@ -22,16 +23,14 @@ from lineshaft.types.changes import LIMITS, TaskChange
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _LaneRow:
+class _LaneRow(Struct, frozen=True):
     type: str
     required_capabilities: list[str]
     models: list[str]
     boost_per_minute: float
 
 
-@dataclass(frozen=True, slots=True)
-class _EndedTask:
+class _EndedTask(Struct, frozen=True):
     status: str
     dag_id: str | None
     epoch: int

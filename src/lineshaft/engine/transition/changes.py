@@ -9,11 +9,11 @@ come last, under snapshots newer than the locks.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
 from psycopg.rows import scalar_row
 
 from lineshaft.engine.postgres import catalog
@@ -40,8 +40,7 @@ _SQL = catalog.load(__name__)
 UNBLOCK_DEPENDENTS = _SQL["unblock_dependents"]
 
 
-@dataclass(frozen=True, slots=True)
-class LockedTask:
+class LockedTask(Struct, frozen=True):
     """A live task as `lock_tasks` reads it: everything that decides about a transition."""
 
     id: str
@@ -107,8 +106,7 @@ class Unblocked(NamedTuple):
     woken: int
 
 
-@dataclass(slots=True)
-class _Share:
+class _Share(Struct):
     reserved: Decimal = NOTHING
     actual: Decimal = NOTHING
     added: int = 0
@@ -117,8 +115,7 @@ class _Share:
     dead: int = 0
 
 
-@dataclass(slots=True)
-class Changes:
+class Changes(Struct):
     now: dict[str, Any]
     _requeued: list[RequeuedRow] = field(default_factory=list)
     _ended: list[EndedRow] = field(default_factory=list)

@@ -7,10 +7,10 @@ single task, with what depends on it, is completed by a function (engine/claim/s
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.engine.artifacts.references import refer, referred, referred_data, unknown_artifacts
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath
@@ -69,8 +69,7 @@ class _Completed(NamedTuple):
     breakers: list[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
+class _Answered(Struct, frozen=True):
     task_id: str
     status: str
 

@@ -1,8 +1,9 @@
 """Dependencies between existing tasks: added by a person, a changed spec, or a parent that waits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
@@ -21,14 +22,12 @@ _SQL = catalog.load(__name__)
 _NAMED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
+class _Edge(Struct, frozen=True):
     task_id: str
     depends_on: str
 
 
-@dataclass(frozen=True, slots=True)
-class _NewEdge:
+class _NewEdge(Struct, frozen=True):
     depends_on: str
     #: The other task has completed.
     satisfied: bool

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lineshaft.engine.guards.breakers import Breakers, FailedAttempt
 from lineshaft.engine.guards.slowdowns import RateLimited, Slowdowns
@@ -40,8 +41,7 @@ class _Decided(NamedTuple):
     decision: _Decision
 
 
-@dataclass(frozen=True, slots=True)
-class _FailedInstances:
+class _FailedInstances(Struct, frozen=True):
     task_id: str
     instances: list[str | None]
 

@@ -1,11 +1,11 @@
 """Reviving tasks that were dead-lettered or cancelled: manually, or by a review."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.engine.feed.actor import with_actor
 from lineshaft.engine.postgres import catalog
@@ -26,8 +26,7 @@ from lineshaft.model.states import Status
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Revivable:
+class _Revivable(Struct, frozen=True):
     id: str
     status: str
     type: str
@@ -54,8 +53,7 @@ class _Revivable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Revived:
+class _Revived(Struct, frozen=True):
     id: str
     dag_id: str | None
     status: str
@@ -64,8 +62,7 @@ class _Revived:
     batch_done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Promoted:
+class _Promoted(Struct, frozen=True):
     id: str
     dag_id: str | None
 

@@ -7,10 +7,11 @@ call or, without one, a digest of the children that holds for one claim.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -39,8 +40,7 @@ from lineshaft.types.work import SPAWN_STEP, Child, NewCheckpoint, NewSpawn, Spa
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChildEnd:
+class _ChildEnd(Struct, frozen=True):
     id: str
     status: str
     output: bytes | None

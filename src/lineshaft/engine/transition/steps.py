@@ -1,8 +1,9 @@
 """Steps and checkpoints: durable progress of a running task, fenced by its claim."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -23,16 +24,14 @@ from lineshaft.types.work import (
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownStep:
+class KnownStep(Struct, frozen=True):
     #: As JSON.
     data: bytes
     #: The claim that recorded it.
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Recorded(Struct, frozen=True):
     task_id: str
     name: str
     data: bytes | None

@@ -1,7 +1,8 @@
 """Locks on the rows of tasks, and the result for a claim that no longer holds its task."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -38,23 +39,20 @@ def has_duplicate_tasks(claims: Sequence[ClaimRef]) -> bool:
     return len({claim.id for claim in claims}) < len(claims)
 
 
-@dataclass(frozen=True, slots=True)
-class LiveTask:
+class LiveTask(Struct, frozen=True):
     id: str
     epoch: int
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndedTask:
+class EndedTask(Struct, frozen=True):
     id: str
     epoch: int
     status: str
     category: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _ChildTask:
+class _ChildTask(Struct, frozen=True):
     id: str
     parent_id: str
 

@@ -1,10 +1,10 @@
 """Transitions: what all changes of tasks have in common."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
@@ -19,8 +19,7 @@ from lineshaft.types.work import UNREPORTED
 _SQL = catalog.load(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChildOutput:
+class _ChildOutput(Struct, frozen=True):
     parent_id: str
     id: str
     output: bytes | None

@@ -5,8 +5,9 @@ delivery: the outbox does (engine/feed/outbox.py). URLs contain secrets: no erro
 one.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from lineshaft.engine.feed.outbox import Throttle
 from lineshaft.model.notices import Message, NoticeKind
@@ -22,8 +23,7 @@ class Sender(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(Struct, frozen=True):
     name: str
     sender: Sender
     kinds: frozenset[NoticeKind]

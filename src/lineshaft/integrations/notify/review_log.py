@@ -8,16 +8,16 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
+
+from msgspec import Struct
 
 from lineshaft.integrations.notify import DeliveryError
 from lineshaft.model.notices import Message, Notice
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewLog:
+class ReviewLog(Struct, frozen=True):
     folder: Path
 
     async def send(self, message: Message) -> None:

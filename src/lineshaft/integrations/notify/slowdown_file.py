@@ -10,11 +10,11 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from lineshaft.integrations.notify import DeliveryError
 from lineshaft.model.notices import Message
@@ -29,8 +29,7 @@ class Signal(msgspec.Struct, frozen=True):
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class SlowdownFile:
+class SlowdownFile(Struct, frozen=True):
     folder: Path
 
     async def send(self, message: Message) -> None:

@@ -3,9 +3,9 @@
 import ipaddress
 import math
 import time
-from dataclasses import dataclass
 from decimal import Decimal
 
+from msgspec import Struct
 from starlette.datastructures import Headers
 
 from lineshaft.engine.tokens import Tokens
@@ -13,8 +13,7 @@ from lineshaft.errors import ForbiddenError, SettingsError, UnauthorizedError
 from lineshaft.types import Scope
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(Struct, frozen=True):
     #: The token's id and name; None: no token was needed.
     token_id: str | None
     name: str

@@ -1,11 +1,11 @@
 """Error responses: application/problem+json (RFC 9457) with a stable code, or the format of a guest API."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 from starlette.types import Scope
 
 from lineshaft.errors import (
@@ -61,8 +61,7 @@ def headers_of(error: LineshaftError) -> Headers:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFormat:
+class ErrorFormat(Struct, frozen=True):
     media_type: str
     #: The type of the body, for the OpenAPI document.
     shape: Any
@@ -72,8 +71,7 @@ class ErrorFormat:
 PROBLEM = ErrorFormat(MEDIA_TYPE, Problem, lambda found: found)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFormats:
+class ErrorFormats(Struct, frozen=True):
     """Which format the errors of a path have: those of a guest API are its own."""
 
     by_prefix: Mapping[str, ErrorFormat] = field(default_factory=dict)

@@ -14,11 +14,12 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import structlog
+from msgspec import Struct, field
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -50,8 +51,7 @@ class Service(Protocol):
 S = TypeVar("S", bound=Service)
 
 
-@dataclass(slots=True)
-class Call(Generic[S]):
+class Call(Struct, Generic[S]):
     """One request and the service that answers it."""
 
     service: S
@@ -64,8 +64,7 @@ class Call(Generic[S]):
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     value: Any = None
     status: int = 200
 
@@ -83,8 +82,7 @@ class ItemsOf:
 Handler = Callable[..., Awaitable[Answer | Response]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Struct, frozen=True, kw_only=True):
     method: str
     path: str
     #: None: no token is needed.
@@ -135,8 +133,7 @@ class Operation:
         return self.handler.__module__.rpartition(".")[2]
 
 
-@dataclass(slots=True)
-class Routes:
+class Routes(Struct):
     operations: list[Operation] = field(default_factory=list)
 
     def add(

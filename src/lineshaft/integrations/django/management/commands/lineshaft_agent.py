@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -13,6 +12,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
+from msgspec.structs import replace
 
 from lineshaft.agent.agent import Agent
 from lineshaft.agent.program import run_agents
