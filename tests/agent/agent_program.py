@@ -77,7 +77,7 @@ async def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--wait-at")
     parser.add_argument("--wait-for", type=Path)
-    parser.add_argument("--interval", type=float, default=0.3)
+    parser.add_argument("--interval", type=float, default=60)
     parser.add_argument("--grace", type=float, default=30)
     args = parser.parse_args()
     points = Points(args.log, args.wait_at, args.wait_for)

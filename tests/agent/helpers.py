@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psycopg
+
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
 from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
@@ -63,6 +65,23 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await check():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
+
+
+async def lose_claim(shaft: Lineshaft, connection: psycopg.Connection, task_id: str) -> None:
+    """Take a task back, as if its process had been silent for longer than its lease."""
+    engine = engine_of(shaft)
+
+    async def is_taken_back() -> bool:
+        # Repeated: the last heartbeat may still be on its way.
+        connection.execute(
+            "UPDATE lineshaft.task_live SET lease_until = now() - interval '1 s'"
+            " WHERE id = %s AND lease_until > now()",
+            [task_id],
+        )
+        await engine.maintenance.reap(10)
+        return (await engine.read.task(task_id)).status not in {Status.RUNNING, Status.VALIDATING}
+
+    await until(is_taken_back)
 
 
 async def attempts(shaft: Lineshaft, task_id: str) -> list[Attempt]:

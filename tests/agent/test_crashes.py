@@ -11,9 +11,9 @@ from lineshaft import Lineshaft, NewTask
 from lineshaft.model.states import Status
 from tests.agent.agent_process import agent_process
 from tests.agent.agent_program import Points, make_agent
-from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, engine_of, kinds
+from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, engine_of, kinds, lose_claim
 
-SLOW = pytest.mark.slow("waits until a lease expires")
+SLOW = pytest.mark.slow("starts a process for each case")
 RECORDED_BEFORE = {
     "claimed": [],
     "in a step": [],
@@ -34,7 +34,9 @@ async def submit(shaft: Lineshaft) -> str:
         *(pytest.param(point, marks=SLOW) for point in RECORDED_BEFORE if point != "in another step"),
     ],
 )
-async def test_killed(shaft: Lineshaft, where: str, tmp_path: Path, point: str) -> None:
+async def test_killed(
+    shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection, point: str
+) -> None:
     """SIGKILL in each phase; the next agent continues after the last recorded step."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
@@ -42,8 +44,9 @@ async def test_killed(shaft: Lineshaft, where: str, tmp_path: Path, point: str) 
         await process.reaches(point)
         assert list(await engine_of(shaft).read.steps(task_id)) == RECORDED_BEFORE[point]
         await process.kill()
+    await lose_claim(shaft, connection, task_id)
 
-    second = make_agent("second", Points(log), interval=0.3, grace=5)
+    second = make_agent("second", Points(log), interval=60, grace=5)
     async with at_work(second, shaft=shaft):
         task = await ended(shaft, task_id)
 
@@ -76,8 +79,9 @@ async def test_killed_while_the_outcome_is_being_written(
                 while observer.execute(waiting.encode()).fetchone() is None:
                     pass
             await process.kill()
+    await lose_claim(shaft, connection, task_id)
 
-    second = make_agent("second", Points(log), interval=0.3, grace=5)
+    second = make_agent("second", Points(log), interval=60, grace=5)
     async with at_work(second, shaft=shaft):
         task = await ended(shaft, task_id)
 
@@ -87,7 +91,7 @@ async def test_killed_while_the_outcome_is_being_written(
 
 
 async def test_stopped_past_its_lease_a_zombie_writes_nothing(
-    shaft: Lineshaft, where: str, tmp_path: Path
+    shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
     """R-100: SIGSTOP, another does the work, SIGCONT: the output of the zombie is refused but logged."""
     log, go = tmp_path / "log", tmp_path / "go"
@@ -95,8 +99,9 @@ async def test_stopped_past_its_lease_a_zombie_writes_nothing(
     async with agent_process(where, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
         await process.reaches("completing")
         process.send(signal.SIGSTOP)
+        await lose_claim(shaft, connection, task_id)
 
-        second = make_agent("second", Points(log), interval=0.3, grace=5)
+        second = make_agent("second", Points(log), interval=60, grace=5)
         async with at_work(second, shaft=shaft):
             task = await ended(shaft, task_id)
         go.touch()
@@ -113,15 +118,16 @@ async def test_stopped_past_its_lease_a_zombie_writes_nothing(
 @SLOW
 @pytest.mark.parametrize("point", ["in a step", "between steps"])
 async def test_stopped_past_its_lease_a_zombie_goes_no_further(
-    shaft: Lineshaft, where: str, tmp_path: Path, point: str
+    shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection, point: str
 ) -> None:
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(shaft)
     async with agent_process(where, log, "--wait-at", point, "--wait-for", str(go)) as process:
         await process.reaches(point)
         process.send(signal.SIGSTOP)
+        await lose_claim(shaft, connection, task_id)
 
-        second = make_agent("second", Points(log), interval=0.3, grace=5)
+        second = make_agent("second", Points(log), interval=60, grace=5)
         async with at_work(second, shaft=shaft):
             task = await ended(shaft, task_id)
         go.touch()
@@ -145,7 +151,7 @@ async def test_an_agent_that_registers_again_gets_its_task_again(
     """The same id registers again: its claims fail at once, without waiting for the lease."""
     log = tmp_path / "log"
     task_id = await submit(shaft)
-    async with agent_process(where, log, "--wait-at", "between steps", "--interval", "60") as process:
+    async with agent_process(where, log, "--wait-at", "between steps") as process:
         await process.reaches("between steps")
         await process.kill()
 

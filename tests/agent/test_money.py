@@ -11,7 +11,7 @@ from lineshaft.agent.money import Account
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED
 from lineshaft.model.states import Status
 from lineshaft.types.work import RemainingBudgets
-from tests.agent.helpers import AT_ONCE, at_work, drain, engine_of, one
+from tests.agent.helpers import AT_ONCE, at_work, attempts, drain, engine_of, one
 
 ZERO = Decimal(0)
 
@@ -110,13 +110,15 @@ async def test_a_task_stops_at_its_own_maximum(shaft: Lineshaft) -> None:
 
 
 async def test_a_task_stops_when_its_agent_has_nothing_left(shaft: Lineshaft) -> None:
+    """It waits for money, whichever comes first: the next step, or the answer to a heartbeat."""
     agent = Agent("a", budget_usd=1)
     ran = spender(agent)
 
     task = await one(shaft, agent, "spend")
 
-    assert (ran, task.failure_category) == ([0, 1, 2], "budget_exceeded")
-    assert "agent's budget is used up" in (task.failure_reason or "")
+    assert (ran, task.status, task.attempts) == ([0, 1, 2], Status.READY, 0)
+    assert task.cost_usd == Decimal("1.2")
+    assert [past.outcome for past in await attempts(shaft, task.id)] == ["released"]
 
 
 async def test_a_task_stops_when_its_dag_has_nothing_left(shaft: Lineshaft) -> None:
@@ -127,7 +129,7 @@ async def test_a_task_stops_when_its_dag_has_nothing_left(shaft: Lineshaft) -> N
     await drain(shaft, agent)
 
     task = await shaft.get(dag.tasks["x"].id)
-    assert (ran, task.failure_category) == ([0, 1, 2], "budget_exceeded")
+    assert (ran, task.status, task.attempts) == ([0, 1, 2], Status.READY, 0)
     assert (await shaft.get_dag(dag)).spent_usd == Decimal("1.2")
 
 

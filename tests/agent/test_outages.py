@@ -193,36 +193,33 @@ async def test_a_silent_connection_is_noticed_within_a_heartbeat(
 async def test_a_heartbeat_without_an_answer_ends_in_time(dsn: str) -> None:
     async with proxied(dsn) as (through, proxy):
         heartbeats = Heartbeats(through)
-        answers = await heartbeats.beat([Presence("a", 1)], [], answer_within_sec=10)
+        answers = await heartbeats.beat([Presence("a", 1)], [], answer_within_sec=PATIENCE)
         assert answers.agents == {}
         proxy.swallow()
 
-        began = time.monotonic()
         with pytest.raises(UnavailableError, match=r"within 0\.3 s"):
-            await heartbeats.beat([], [], answer_within_sec=0.3)
-        assert time.monotonic() - began < 9
+            await asyncio.wait_for(heartbeats.beat([], [], answer_within_sec=0.3), PATIENCE)
 
         # A new connection is made for the next one.
-        await heartbeats.beat([], [], answer_within_sec=10)
+        await heartbeats.beat([], [], answer_within_sec=PATIENCE)
         proxy.cut()
         with pytest.raises(UnavailableError, match="unavailable"):
-            await heartbeats.beat([], [], answer_within_sec=10)
+            await heartbeats.beat([], [], answer_within_sec=PATIENCE)
         proxy.restore()
-        await heartbeats.beat([], [], answer_within_sec=10)
+        await heartbeats.beat([], [], answer_within_sec=PATIENCE)
         await heartbeats.close()
 
 
 async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
     async with proxied(dsn) as (through, proxy), Engine(through, max_connections=1) as engine:
-        engine.database.answer_within_sec = 0.3
         await engine.schedule.openings()
         proxy.swallow()
 
-        began = time.monotonic()
+        engine.database.answer_within_sec = 0.3
         with pytest.raises(UnavailableError):
-            await engine.schedule.openings()
-        assert time.monotonic() - began < 9
+            await asyncio.wait_for(engine.schedule.openings(), PATIENCE)
 
+        engine.database.answer_within_sec = PATIENCE
         await engine.schedule.openings()
 
 

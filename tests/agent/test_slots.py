@@ -196,7 +196,7 @@ async def test_stopping_amid_claims_ahead_leaves_nothing_held(shaft: Lineshaft) 
 
 async def test_more_slots_while_it_works(shaft: Lineshaft) -> None:
     """An operator raises the limit of a busy agent: it claims the next task at once."""
-    agent = Agent("a", max_concurrent_tasks=1, heartbeat_interval_sec=0.2)
+    agent = Agent("a", max_concurrent_tasks=1, heartbeat_interval_sec=1)
     gauge, go = Gauge(), asyncio.Event()
 
     @agent.task("t")

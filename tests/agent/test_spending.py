@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -10,11 +11,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lineshaft import Agent, BudgetExceeded, Lineshaft, NewTask, TaskContext
+from lineshaft import Agent, BudgetExceeded, Lineshaft, NewTask, SyncTaskContext, TaskContext
 from lineshaft.model.states import Status
 from tests.agent.agent_process import command_agent
 from tests.agent.commands import ASK, Commands, commands_in
-from tests.agent.helpers import AT_ONCE, at_work, engine_of, one, soon, until
+from tests.agent.helpers import AT_ONCE, at_work, engine_of, lose_claim, one, soon, until
 from tests.world import decoded
 
 
@@ -183,6 +184,54 @@ async def test_an_exec_agent_that_is_killed_again_and_again_has_spent_it(
     task = await shaft.get(task_id)
     assert (kills, task.cost_usd, task.failure_category) == (2, Decimal("1.8"), "budget_exceeded")
     assert (await engine.fleet.read("a")).spent_usd == Decimal("1.8")
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+@pytest.mark.parametrize("end", ["cancelled", "lost"])
+async def test_what_is_spent_after_the_end_of_the_claim_is_booked(
+    shaft: Lineshaft, connection: psycopg.Connection, kind: str, end: str
+) -> None:
+    """R-024: the agent knows that the claim is over and writes no outcome; it stops a moment later."""
+    agent = Agent("a")
+    here, running, spent = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    if kind == "coroutine":
+
+        @agent.task("t")
+        async def in_event_loop(ctx: TaskContext) -> None:
+            running.set()
+            try:
+                while True:
+                    ctx.progress("which makes it send a heartbeat")
+                    await asyncio.sleep(0.1)
+            finally:
+                ctx.spend(0.7, tokens_input=3)
+                spent.set()
+
+    else:
+
+        @agent.task("t")
+        def in_thread(ctx: SyncTaskContext) -> None:
+            here.call_soon_threadsafe(running.set)
+            while not ctx.cancelled:
+                ctx.progress("which makes it send a heartbeat")
+                time.sleep(0.1)
+            ctx.spend(0.7, tokens_input=3)
+            here.call_soon_threadsafe(spent.set)
+
+    async with at_work(agent, shaft=shaft):
+        task_id = (await shaft.submit(NewTask("t", max_attempts=1))).id
+        await soon(running)
+        if end == "cancelled":
+            await shaft.cancel(task_id)
+        else:
+            await lose_claim(shaft, connection, task_id)
+        await soon(spent)
+
+    task = await shaft.get(task_id)
+    assert task.status is (Status.CANCELLED if end == "cancelled" else Status.DEAD_LETTERED)
+    assert (task.cost_usd, task.tokens_used.input) == (Decimal("0.7"), 3)
+    assert (await engine_of(shaft).fleet.read("a")).spent_usd == Decimal("0.7")
 
 
 SPENDER = """

@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from lineshaft import Gate, Lineshaft, NewTask, OutputContract
 from lineshaft.model.states import Status
 from tests.agent.agent_process import agent_process
 from tests.agent.agent_program import Points, make_agent, make_checks
-from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, kinds
+from tests.agent.helpers import AT_ONCE, at_work, attempts, ended, kinds, lose_claim
 from tests.client.helpers import engine_beside
 from tests.invariants import check_invariants
 
-pytestmark = pytest.mark.slow("waits until leases expire")
+pytestmark = pytest.mark.slow("starts processes")
 
 
 @pytest.fixture
@@ -35,15 +36,16 @@ async def submit(shaft: Lineshaft) -> str:
     return (await shaft.submit(NewTask("work", retry=AT_ONCE, max_attempts=2, output=gated))).id
 
 
-async def test_killed(checking: Lineshaft, dsn: str, tmp_path: Path) -> None:
+async def test_killed(checking: Lineshaft, dsn: str, tmp_path: Path, connection: psycopg.Connection) -> None:
     log = tmp_path / "log"
     task_id = await submit(checking)
     async with agent_process(dsn, log, "--wait-at", "validating") as process:
         await process.reaches("validating")
         assert (await checking.get(task_id)).status is Status.VALIDATING
         await process.kill()
+    await lose_claim(checking, connection, task_id)
 
-    second = make_agent("second", Points(log), interval=0.3, grace=5)
+    second = make_agent("second", Points(log), interval=60, grace=5)
     async with at_work(second, shaft=checking):
         task = await ended(checking, task_id)
 
@@ -59,15 +61,18 @@ async def test_killed(checking: Lineshaft, dsn: str, tmp_path: Path) -> None:
     assert [reached.count(step) for step in ("in a step", "in another step", "validating")] == [1, 1, 2]
 
 
-async def test_stopped_past_its_lease(checking: Lineshaft, dsn: str, tmp_path: Path) -> None:
+async def test_stopped_past_its_lease(
+    checking: Lineshaft, dsn: str, tmp_path: Path, connection: psycopg.Connection
+) -> None:
     """The verdict of a zombie on its own output is ignored, but logged."""
     log, go = tmp_path / "log", tmp_path / "go"
     task_id = await submit(checking)
     async with agent_process(dsn, log, "--wait-at", "validating", "--wait-for", str(go)) as process:
         await process.reaches("validating")
         process.send(signal.SIGSTOP)
+        await lose_claim(checking, connection, task_id)
 
-        second = make_agent("second", Points(log), interval=0.3, grace=5)
+        second = make_agent("second", Points(log), interval=60, grace=5)
         async with at_work(second, shaft=checking):
             task = await ended(checking, task_id)
         go.touch()

@@ -41,9 +41,10 @@ async def pooled(place: Path) -> AsyncIterator[Settings]:
 
 async def test_agents_work_behind_pgbouncer(pooled: Settings) -> None:
     """More connections than the pooler has, so that each statement may meet another session."""
-    agents = [Agent(f"a{n}", heartbeat_interval_sec=0.5) for n in range(3)]
+    agents = [Agent(f"a{n}") for n in range(3)]
 
     async def double(ctx: TaskContext, n: int) -> int:
+        ctx.progress("which makes it send a heartbeat")
         return await ctx.step("double", lambda: 2 * n)
 
     shafts = [Lineshaft(settings=pooled, max_connections=3) for _ in agents]

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import trustme
 
-from lineshaft import Agent, Lineshaft, NewTask, http_client
+from lineshaft import Agent, Lineshaft, NewTask, TaskContext, http_client
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import UnavailableError
@@ -48,10 +48,11 @@ async def test_work_with_a_token(dsn: str, server_thread: ServerThread, authorit
     """Submitting, claiming, the heartbeats with their own connection, completing."""
     async with Engine(dsn) as engine:
         token = (await Tokens(engine.database).create("ci", Scope.ADMIN)).token
-    agent = Agent("ann", heartbeat_interval_sec=0.1)
+    agent = Agent("ann")
 
     @agent.task("greet")
-    async def greet(name: str) -> str:
+    async def greet(ctx: TaskContext, name: str) -> str:
+        ctx.progress("which makes it send a heartbeat")
         with psycopg.connect(dsn, autocommit=True) as look:
             while True:
                 if look.execute("SELECT FROM lineshaft.task_live WHERE heartbeat_at > started_at").fetchall():

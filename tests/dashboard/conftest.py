@@ -5,7 +5,15 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    async_playwright,
+    expect,
+)
 
 from tests.server.conftest import Serve, Served, serve
 
@@ -14,6 +22,10 @@ __all__ = ["Serve", "Served", "serve"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 #: Loud: the reason is shown at the end of each run.
 NO_BROWSER = "NO BROWSER: install Chromium (apt-get install chromium) to test the dashboard's pages in it"
+
+#: For actions and expectations alike, whose default is five seconds. The machine may be busy.
+_PATIENCE_MS = 60_000
+expect.set_options(timeout=_PATIENCE_MS)
 
 
 @pytest.fixture
@@ -65,7 +77,7 @@ async def visitor(browser: Browser, served: Served, **options: object) -> Visito
     """`options` are those of a browser context, such as viewport and color_scheme."""
     context = await browser.new_context(**options)  # type: ignore[arg-type]
     page = await context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(_PATIENCE_MS)
     return Visitor(context, page, f"http://127.0.0.1:{served.client.port}")
 
 

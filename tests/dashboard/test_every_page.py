@@ -58,7 +58,7 @@ async def test_every_page_and_file_answers_and_every_live_page_follows_events(
                 continue
             if " data-live" not in await person.page(address):
                 continue
-            async with asyncio.timeout(30), live_stream(served, address, person.cookies) as stream:
+            async with asyncio.timeout(60), live_stream(served, address, person.cookies) as stream:
                 event = await stream.event()
             assert event["event"] == "page", (address, event)
             parts = json.loads(event["data"])

@@ -188,7 +188,7 @@ async def test_hostile_texts_are_shown_as_text_on_every_page(served: Served, sam
         shown += "{{7*7}}" in page
         if " data-live" not in page:
             continue
-        async with asyncio.timeout(30), live_stream(served, address, person.cookies) as stream:
+        async with asyncio.timeout(60), live_stream(served, address, person.cookies) as stream:
             event = await stream.event()
         assert event["event"] == "page", address
         if _UNSAFE.search(_FIELDS.sub("", json.loads(event["data"])["live"])):

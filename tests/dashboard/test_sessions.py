@@ -181,7 +181,7 @@ async def test_a_session_ends_with_its_token_and_so_does_its_open_stream(
     monkeypatch.setattr(live, "PING_EVERY_SEC", 0.05)
     async with serve(auth=True) as served:
         person = await _logged_in(served, await _token(served))
-        async with asyncio.timeout(30), live_stream(served, "/", person.cookies) as stream:
+        async with asyncio.timeout(60), live_stream(served, "/", person.cookies) as stream:
             assert (await stream.event())["event"] == "page"
 
             await served.service.tokens.revoke("ada")
@@ -367,7 +367,7 @@ async def test_every_page_has_the_security_headers_and_the_stream_needs_the_scop
             if page.path in FILES | REDIRECTS:
                 continue
             address = addresses(page, sample)[0]
-            async with asyncio.timeout(30), live_stream(served, address, reader.cookies) as stream:
+            async with asyncio.timeout(60), live_stream(served, address, reader.cookies) as stream:
                 expected = 200 if page.scope is Scope.READ else 403
                 assert stream.status == expected, address
         async with live_stream(served, "/", {}) as stream:

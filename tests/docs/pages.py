@@ -5,7 +5,6 @@ a terminal of its own, which goes on until the end of the page, where Ctrl-C sto
 title `Output` shows what the shell block before it prints; `…` stands for anything. Nothing else is run.
 """
 
-import fcntl
 import os
 import pwd
 import re
@@ -13,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,9 +19,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.chaos.cluster import free_port
+
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-#: `lineshaft up` in the documentation has the default port, which two pages can't use at once.
+#: The default port, which `lineshaft up` has in the documentation. Here each page has one of its own.
 _PORT = "8001"
 #: Only guards against hanging.
 _TIMEOUT_SEC = 120
@@ -72,17 +72,13 @@ def environment(home: Path, programs: Path) -> dict[str, str]:
 @contextmanager
 def followed(page: str, folder: Path, **options: Any) -> Iterator[None]:
     """Follow a page from top to bottom; its terminals are open while the context is."""
-    found = blocks(page)
-    with (Path(tempfile.gettempdir()) / "lineshaft-docs.lock").open("a") as lock:
-        if any(_PORT in block.text for block in found):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        reader = Page(folder, **options)
-        try:
-            for block in found:
-                reader.run(block)
-            yield
-        finally:
-            reader.close()
+    reader = Page(folder, **options)
+    try:
+        for block in blocks(page):
+            reader.run(block)
+        yield
+    finally:
+        reader.close()
 
 
 class Page:
@@ -97,11 +93,14 @@ class Page:
         """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
         self._folder = folder
         self._user = user
-        self._environment = environment(folder.parent, programs) | (variables or {})
+        self._port = str(free_port())
+        own = {"LINESHAFT_PORT": self._port} | (variables or {})
+        self._environment = environment(folder.parent, programs) | own
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []
         self._output = ""
 
     def run(self, block: Block) -> None:
+        block = block._replace(text=block.text.replace(_PORT, self._port))
         if block.is_file:
             path = self._folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ class Page:
         elif block.is_terminal:
             self._terminals.append((block, self._start(block)))
             if "lineshaft up" in block.text:
-                wait_for("http://127.0.0.1:8001/readyz")
+                wait_for(f"http://127.0.0.1:{self._port}/readyz")
         elif block.language == "sh":
             with self._start(block) as running:
                 try:

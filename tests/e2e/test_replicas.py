@@ -33,8 +33,8 @@ BACKLOG = 30
 #: What a task costs, and what it may cost.
 TASK_USD, MAX_COST_USD = Decimal(str(STEP_USD)) * STEPS, Decimal("0.05")
 LOST = ["agent_restarted", "heartbeat_timeout", "claim_expired"]
-#: Processes look at each other every second; leases are 60 s.
-NOTICED_SEC = 2.0
+#: Processes look at each other every second, and leases are longer than a minute. The machine may be busy.
+NOTICED_SEC = 30.0
 
 
 class Replica:

@@ -43,14 +43,14 @@ else:
 """
 
 
-def wait_until(condition: Callable[[], bool], what: str, within: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, f"waited {within} s in vain: {what}"
         time.sleep(0.01)
 
 
-def wait_for_end(*pids: int, within: float = 20.0) -> None:
+def wait_for_end(*pids: int, within: float = 60.0) -> None:
     wait_until(lambda: not any(map(is_running, pids)), f"the end of the processes {pids}", within)
 
 
@@ -72,7 +72,7 @@ def is_idle(home: Path) -> bool:
     return find_postmaster(layout) is None and not locks.is_held(layout.watcher_lock)
 
 
-def wait_until_idle(home: Path, within: float = 20.0) -> None:
+def wait_until_idle(home: Path, within: float = 60.0) -> None:
     wait_until(lambda: is_idle(home), f"the end of the server and the watcher of {home}", within)
 
 

@@ -45,7 +45,10 @@ REFUSED = frozenset({"unauthorized", "forbidden"})
 
 
 class Held(Protocol):
-    """A claim whose lease is kept."""
+    """A claim whose lease is kept, or whose last spending is still to be reported."""
+
+    #: What the server knows to be spent.
+    known_spent: Spent
 
     @property
     def claim(self) -> ClaimRef: ...
@@ -78,6 +81,14 @@ class Member(Protocol):
 
     def held(self) -> Collection[Held]: ...
 
+    def to_report(self) -> Collection[Held]:
+        """What is held, after ended claims that have spent more than the server knows."""
+        ...
+
+    def on_spending_known(self) -> None:
+        """The server knows what was spent when the last heartbeat was sent."""
+        ...
+
     def on_claim_over(self, task_id: str, epoch: int, answer: str, reason: str | None) -> None:
         """The claim is over: `cancel` or `lost`. With a reason it is held, but over that limit."""
         ...
@@ -109,8 +120,6 @@ class LeaseKeeper:
         self._due: dict[Member, float] = {}
         self._lock = threading.Lock()
         self._closed = False
-        #: What the server knows to be spent by the claims of each agent. Used in the thread only.
-        self._acknowledged: dict[Member, dict[ClaimRef, Spent]] = {}
         #: Agents that have to stop: when their tasks are released. Used in the thread only.
         self._stop_by: dict[Member, float] = {}
         self._stop_watches: set[asyncio.Task[None]] = set()
@@ -131,7 +140,6 @@ class LeaseKeeper:
         """When this returns, no pending heartbeat can report this agent as alive, unless `at_once`."""
         with self._lock:
             self._due.pop(member, None)
-            self._acknowledged.pop(member, None)
             quiet = self._quiet.is_set()
         if not quiet and not at_once:
             await asyncio.to_thread(self._quiet.wait, _LAST_HEARTBEAT_SEC)
@@ -232,16 +240,15 @@ class LeaseKeeper:
         tasks: list[HeldTask] = []
         owners: dict[tuple[str, int], Member] = {}
         reported: list[tuple[Held, bytes]] = []
-        spent: dict[Member, dict[ClaimRef, Spent]] = {member: {} for member in members}
+        spent: list[tuple[Held, Spent]] = []
         for member in members:
-            known = self._acknowledged.get(member, {})
-            for held in member.held():
+            for held in member.to_report():
                 progress = held.take_progress()
                 if progress is not None:
                     reported.append((held, progress))
-                claim = held.claim
-                used = spent[member][claim] = held.spent
-                news = UNREPORTED if used == known.get(claim) else used
+                claim, used = held.claim, held.spent
+                spent.append((held, used))
+                news = UNREPORTED if used == held.known_spent else used
                 tasks.append(HeldTask(claim.id, claim.epoch, member.presence, progress, news, claim.token))
                 owners[claim.id, claim.epoch] = member
         quickest = min(member.interval_sec for member in members)
@@ -261,7 +268,10 @@ class LeaseKeeper:
             for member in members:
                 self.hurry(member, _REPEAT_SEC)
         else:
-            self._acknowledged |= spent
+            for held, used in spent:
+                held.known_spent = used
+            for member in members:
+                member.on_spending_known()
         self._distribute(members, owners, answers)
 
     def _distribute(

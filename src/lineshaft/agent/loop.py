@@ -21,7 +21,7 @@ from lineshaft.agent.money import OWN_LIMITS, over_limit_text
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, describe, failed, with_traceback
 from lineshaft.agent.process_group import AgentProcess
 from lineshaft.agent.run import Run
-from lineshaft.agent.task_log import TaskLog, duration
+from lineshaft.agent.task_log import TaskLog, count, duration
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.writer import Writer
 from lineshaft.client import large_data
@@ -94,6 +94,8 @@ class Worker:
         )
         self._running: dict[str, Run] = {}
         self._running_of: Counter[str] = Counter()
+        #: Ended, with spending that is still to be reported: no outcome did, as the claim was over.
+        self._owing: set[Run] = set()
         self._writer = Writer(backend, self._written, self)
         self.task_log = TaskLog(view.id)
         self._threads = Threads(f"lineshaft {view.id}")
@@ -184,11 +186,13 @@ class Worker:
             async with asyncio.timeout(within_sec):
                 await self._all_written()
                 await self._writer.flush()
+                await self._spending_reported()
         except TimeoutError:
-            held = self.held()
-            _log.warning(
-                "%s: ends while it holds %d tasks; their leases will expire", self.agent_id, len(held)
-            )
+            if held := self.held():
+                text = f"ends while it holds {count(len(held), 'task')}; their leases will expire"
+            else:
+                text = "ends before it could report what its last tasks have spent"
+            _log.warning("%s: %s", self.agent_id, text)
             for run in held:
                 # What couldn't be written must at least be seen.
                 self.task_log.ended(run, None)
@@ -197,6 +201,15 @@ class Worker:
             self._watchdog.cancel()
         await self._writer.close()
         self._threads.close()
+
+    async def _spending_reported(self) -> None:
+        """Also of abandoned handlers, as far as they have spent by now."""
+        if self.error is not None and self.error.code in REFUSED:
+            return
+        while any(run.has_unreported_spending for run in self.to_report()):
+            self._freed.clear()
+            self._process.lease_keeper.hurry(self, 0.0)
+            await self._freed.wait()
 
     # Claiming.
 
@@ -559,6 +572,9 @@ class Worker:
         if moved is not None and moved.status in _POSTPONED:
             self._process.expect_due()
         if run.task is None and run.thread is None:
+            if moved is not None:
+                # The outcome has reported it.
+                run.known_spent = run.spent
             self._free(run)
         else:
             # A claim that waits for outcomes to be written must look again: this slot is still taken.
@@ -567,6 +583,9 @@ class Worker:
     def _free(self, run: Run) -> None:
         if self._running.get(run.id) is run:
             del self._running[run.id]
+        if run.has_unreported_spending:
+            self._owing.add(run)
+            self.hurry()
         self._freed.set()
         if run.handler.concurrency is not None:
             self._running_of[run.handler.type] -= 1
@@ -625,6 +644,19 @@ class Worker:
 
     def held(self) -> Collection[Run]:
         return [run for run in self._running.copy().values() if not run.written]
+
+    def to_report(self) -> Collection[Run]:
+        # Held claims last: a server answers by task, and a task whose claim was lost may be held again.
+        abandoned = (run for run in self._running.copy().values() if run.written)
+        owing = [run for run in (*self._owing.copy(), *abandoned) if run.has_unreported_spending]
+        return [*owing, *self.held()]
+
+    def on_spending_known(self) -> None:
+        self._soon(self._forget_reported)
+
+    def _forget_reported(self) -> None:
+        self._owing = {run for run in self._owing if run.has_unreported_spending}
+        self._freed.set()
 
     def on_claim_over(self, task_id: str, epoch: int, answer: str, reason: str | None) -> None:
         run = self._running.get(task_id)

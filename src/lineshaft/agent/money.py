@@ -3,7 +3,7 @@
 import threading
 from decimal import Decimal
 
-from lineshaft.agent.outcome import BudgetExceeded
+from lineshaft.agent.outcome import BudgetExceeded, SharedBudgetExceeded
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money
 from lineshaft.types.work import UNREPORTED, RemainingBudgets, Spent
@@ -105,7 +105,7 @@ class Account:
     def _check(self, whose: str, left: Decimal | None, remedy: str) -> None:
         # With exactly nothing left, a step may still run if it costs nothing.
         if left is not None and (left < 0 or (left == 0 and self.cost)):
-            raise BudgetExceeded(
+            raise SharedBudgetExceeded(
                 f"The {whose}'s budget is used up: {_usd(left)} are left, and this attempt has spent "
                 f"{_usd(self.cost)}. {remedy}"
             )

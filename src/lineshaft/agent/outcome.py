@@ -73,6 +73,10 @@ class BudgetExceeded(BudgetExceededError):  # noqa: N818
     """No money is left for this work."""
 
 
+class SharedBudgetExceeded(BudgetExceeded):
+    """No money is left in a budget that others use too: the task waits for more."""
+
+
 class AttemptCancelled(Exception):  # noqa: N818
     """Raised by `ctx.check_cancelled`: the handler must stop and clean up.
 
@@ -230,6 +234,9 @@ def _wish(error: BaseException) -> Outcome | None:
             outcome = Outcome(Verdict.SNOOZE, delay_sec=error.seconds)
         case Fail():
             outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
+        case SharedBudgetExceeded():
+            # As after a heartbeat that reports the same.
+            outcome = Outcome(Verdict.RELEASE, reason=str(error))
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
         case RateLimitedError():

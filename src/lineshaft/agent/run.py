@@ -18,7 +18,7 @@ from lineshaft.agent.outcome import (
     with_traceback,
 )
 from lineshaft.types.assignments import Assignment
-from lineshaft.types.work import ClaimedTask, Spent
+from lineshaft.types.work import UNREPORTED, ClaimedTask, Spent
 
 #: Collects exceptions of handlers by task id, for tests; None: nothing does.
 raised: ContextVar[dict[str, BaseException] | None] = ContextVar("lineshaft_raised", default=None)
@@ -36,6 +36,7 @@ class Run:
         "handler",
         "id",
         "interval_sec",
+        "known_spent",
         "reported",
         "started_at",
         "task",
@@ -64,6 +65,8 @@ class Run:
         self.reported: Outcome | None = None
         #: The outcome is written: the claim needs no more heartbeats.
         self.written = False
+        #: What the server knows to be spent.
+        self.known_spent = UNREPORTED
         self._verdict: Outcome | None = None
         self._raised = raised.get()
 
@@ -84,6 +87,10 @@ class Run:
     @property
     def spent(self) -> Spent:
         return self.execution.spent
+
+    @property
+    def has_unreported_spending(self) -> bool:
+        return self.spent != self.known_spent
 
     def unsaved_state(self) -> bytes | None:
         return self.execution.unsaved_state()

@@ -60,7 +60,7 @@ class TaskLog:
                 _log.info("snoozed for %s", duration(outcome.delay_sec or 0), extra=self._about(run))
             case Verdict.RELEASE:
                 self._released += 1
-                why = run.execution.over or "no reason"
+                why = run.execution.over or outcome.reason or "no reason"
                 _log.info("handed back after %s: %s", self._took(run), why, extra=self._about(run))
 
     def _completed(self, run: Run, status: Status | None, cost: Decimal | None) -> None:

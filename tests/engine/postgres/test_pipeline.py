@@ -7,7 +7,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.pipeline import Call, pipelined, transaction
+from lineshaft.engine.postgres.pipeline import Call, Rows, pipelined, read_in_snapshot, transaction
 from lineshaft.errors import InvalidInputError
 
 ADD: Call = ("INSERT INTO lineshaft.pause (type, since) VALUES (%(type)s::text, now())", {"type": "a"})
@@ -65,8 +65,18 @@ async def test_statements_that_the_driver_has_dropped_are_prepared_again(databas
     async with database.connection() as connection:
         assert await count(connection) == 0
         await connection.execute("DEALLOCATE ALL")
+        assert await count(connection) == 0
+        await connection.execute("DEALLOCATE ALL")
+        async with transaction(connection, COUNT, ADD) as (seen, _):
+            assert seen == [(0,)]
+        await connection.execute("DEALLOCATE ALL")
+        assert await read_in_snapshot(connection, COUNT) == [[{"count_of_pauses": 1}]]
+        await connection.execute("DEALLOCATE ALL")
 
-    assert await database.run_alone(count) == 0
+    async def count_in_transaction(own: Connection) -> list[Rows]:
+        return await pipelined(own, COUNT)
+
+    assert await database.run(count_in_transaction, pipeline=False) == [[(1,)]]
 
 
 @pytest.mark.parametrize("given", ["a\0b", ["x", "a\0b"], "{a,b\0}"])

@@ -16,7 +16,7 @@ from typing import Any, LiteralString
 from weakref import WeakKeyDictionary
 
 from psycopg import abc, adapt, errors
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Ready, Wait
 
@@ -65,6 +65,22 @@ async def read_in_snapshot(connection: Connection, *calls: Call) -> list[list[di
 
 
 async def _results(connection: Connection, calls: Sequence[Call]) -> list[PGresult]:
+    is_alone = connection.pgconn.transaction_status == TransactionStatus.IDLE
+    try:
+        return await _sent(connection, calls)
+    except errors.InvalidSqlStatementName:
+        # psycopg drops all prepared statements of a connection after a rollback, ours too.
+        _prepared.pop(connection, None)
+        if not is_alone:
+            # The transaction is aborted; `Database.run` runs it again.
+            raise
+    if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        # These statements began a transaction.
+        await _sent(connection, [_ROLLBACK])
+    return await _sent(connection, calls)
+
+
+async def _sent(connection: Connection, calls: Sequence[Call]) -> list[PGresult]:
     statements = [_statement(sql) for sql, _ in calls]
     prepared = await _prepare(connection, statements)
     pgconn = connection.pgconn
@@ -157,11 +173,7 @@ async def _wait_for_results(connection: Connection) -> list[PGresult]:
     pgconn.exit_pipeline_mode()
     for result in results:
         if result.status == ExecStatus.FATAL_ERROR:
-            error = errors.error_from_result(result)
-            if isinstance(error, errors.InvalidSqlStatementName):
-                # psycopg drops all prepared statements of a connection after a rollback, ours too.
-                del _prepared[connection]
-            raise error
+            raise errors.error_from_result(result)
     return results
 
 
