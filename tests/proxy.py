@@ -15,6 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 #: Closing a socket with this says "connection reset" to the other side, instead of a proper end.
 _RESET = struct.pack("ii", 1, 0)
+#: How a statement begins, but nothing that is sent while connecting: for `drops`.
+STATEMENTS = (b"Q", b"P")
 
 
 class Proxy:
@@ -29,6 +31,8 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._number = 0
+        #: Data that begins with one of these goes nowhere.
+        self.drops: tuple[bytes, ...] = ()
         #: How long each piece of data is on its way.
         self.delay_sec = 0.0
         self.refused = 0
@@ -91,7 +95,7 @@ class Proxy:
             while data := await source.read(65536):
                 await self._flowing.wait()
                 await asyncio.sleep(self.delay_sec)
-                if number >= self._silent_below:
+                if number >= self._silent_below and not data.startswith(self.drops):
                     target.write(data)
                     await target.drain()
         if number >= self._silent_below:

@@ -204,6 +204,12 @@ class Settings:
         "extra",
         "What maxRetries of /api/tasks counts: extra = attempts after the first, all = every attempt.",
     )
+    read_timeout_sec: float = _setting(
+        _DURATION,
+        5.0,
+        "How long a call that changes nothing, and a page of the dashboard, waits for the database before it "
+        "answers 503.",
+    )
     log_format: str = _setting(
         _one_of("auto", "text", "json"),
         "auto",

@@ -19,6 +19,8 @@ from tests.proxy import Proxy, Streams, listening
 ROOT = Path(__file__).parents[2]
 _STOP_SEC = 40.0
 _PAUSE_SEC = 0.3
+#: What a server writes when it is ready.
+_READY = b'"url": "http'
 #: How long a process that doesn't stop may take to write where it is.
 _EXPLAIN_SEC = 2.0
 
@@ -91,6 +93,8 @@ class Member:
         #: How often it was started, and its exit codes when it was not killed.
         self.starts = 0
         self.own_ends: Counter[int] = Counter()
+        #: How often it ended although it had been ready. One that starts while the database is away may end.
+        self.ended_at_work = 0
 
     def start(self) -> None:
         self._wanted.set()
@@ -100,6 +104,7 @@ class Member:
         while not self._ending.is_set():
             await self._wanted.wait()
             with self._log.open("ab") as log:
+                began = log.tell()
                 process = self._process = await asyncio.create_subprocess_exec(
                     *self._command, cwd=self._code, env=self._environment, stdout=log, stderr=log
                 )
@@ -111,6 +116,7 @@ class Member:
             self._process = None
             if self._sent_away is not process and code != -signal.SIGKILL and not self._ending.is_set():
                 self.own_ends[code] += 1
+                self.ended_at_work += _READY in self._log.read_bytes()[began:]
                 await asyncio.sleep(_PAUSE_SEC)
 
     @property

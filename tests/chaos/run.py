@@ -73,6 +73,11 @@ class Run:
                 await asyncio.gather(nemesis.run(plan.faults(), began), asyncio.sleep(plan.seconds))
             nemesis.heal()
             self._trouble += nemesis.trouble
+            self._trouble += [
+                f"{member.name} ended {member.ended_at_work} times while the database was away"
+                for member in stage.members.values()
+                if member.ended_at_work
+            ]
             await self._wind_down(cluster)
             found = await asyncio.to_thread(evidence.gather, stage.history, cluster.primary.dsn)
         report = summarize(

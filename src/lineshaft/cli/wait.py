@@ -10,7 +10,7 @@ from lineshaft.cli.ids import task_or_dag_id
 from lineshaft.cli.output import Id, id_for_people, print_facts, print_json, print_note, print_table
 from lineshaft.cli.usage import seconds
 from lineshaft.cli.why import summary
-from lineshaft.errors import LineshaftError
+from lineshaft.errors import LineshaftError, UnavailableError
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
@@ -82,7 +82,11 @@ def _wait_for_one(shaft: "SyncLineshaft", name: str, deadline: float) -> "Task |
         except TimeoutError:
             if left <= _SILENT_SEC:
                 raise
-        now = _state(shaft, name)
+        try:
+            now = _state(shaft, name)
+        except UnavailableError as error:
+            # It comes back, or the time is over.
+            now = f"{error} Still waiting."
         if now != noted:
             print_note(f"{id_for_people(name)}: {now}")
             noted = now

@@ -25,9 +25,15 @@ from lineshaft.dashboard.rendering import STATIC, Renderer, title_of
 from lineshaft.dashboard.shared_reads import SharedReads
 from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
 from lineshaft.engine.feed.actor import acting
-from lineshaft.engine.postgres.database import only_reads
+from lineshaft.engine.postgres.database import fails_soon, only_reads
 from lineshaft.engine.submit.columns import submitting_token
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError, UnauthorizedError
+from lineshaft.errors import (
+    InvalidInputError,
+    LineshaftError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.auth import LOCAL_CALLER, Principal
 from lineshaft.server.framework.routing import INTERNAL_ERROR, body_chunks
@@ -77,6 +83,14 @@ class Dashboard:
 
     async def _principal(self, request: Request, cookies: Cookies) -> tuple[Principal, str | None]:
         """The caller, and the name of who acts; None: not known yet. Raises UnauthorizedError."""
+        # Nothing is changed yet.
+        soon = fails_soon.set(True)
+        try:
+            return await self._find_principal(request, cookies)
+        finally:
+            fails_soon.reset(soon)
+
+    async def _find_principal(self, request: Request, cookies: Cookies) -> tuple[Principal, str | None]:
         session = None if cookies.is_new else await self._service.engine.sessions.find(cookies.secret)
         if session is not None and session.scope is not None:
             principal = Principal(
@@ -212,6 +226,8 @@ class Dashboard:
     # Live.
 
     async def _open_stream(self, request: Request, cookies: Cookies) -> Response:
+        # Also the tasks that it starts, which follow the feed and render the page.
+        only_reads.set(True)
         principal, _ = await self._principal(request, cookies)
         key = PageKey(_local(request.query_params.get("page", "/")), principal.scope)
         page, _ = self._find(key.url)
@@ -267,7 +283,9 @@ class Dashboard:
 
     def error(self, error: LineshaftError, request: Request) -> Response:
         found = problems.problem(error, request.scope.get("state", {}).get("request_id"))
-        context = {"problem": found, "fault": error}
+        # Loading an action again would not repeat it.
+        loads_again = request.method == "GET" and isinstance(error, UnavailableError)
+        context = {"problem": found, "fault": error, "loads_again": loads_again}
         page = self._renderer.page("error.html", context)
         return HTMLResponse(page, found.status, headers=HEADERS | dict(_text(problems.headers_of(error))))
 

@@ -1,12 +1,14 @@
 """What several pages show, read once for all pages that are rendered at about the same time."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeVar
 
 from lineshaft.engine.engine import Engine
+from lineshaft.errors import UnavailableError
 
 T = TypeVar("T")
 
@@ -21,12 +23,24 @@ class Shared(Generic[T]):
         self._reading = asyncio.Lock()
         self._known: T | None = None
         self._at = 0.0
+        self._failure: UnavailableError | None = None
+        self._failed_at = -math.inf
 
     async def get(self, *, recent: bool = True) -> T:
-        """`recent`: what was read a moment ago will do."""
+        """`recent`: what was read a moment ago will do.
+
+        A read that failed fails for all who waited for it: otherwise each would wait for the limit in turn.
+        """
+        asked_at = time.monotonic()
         async with self._reading:
+            if self._failure is not None and self._failed_at >= asked_at:
+                raise self._failure
             if self._known is None or not recent or time.monotonic() - self._at > self._fresh_sec:
-                self._known = await self._read()
+                try:
+                    self._known = await self._read()
+                except UnavailableError as error:
+                    self._failure, self._failed_at = error, time.monotonic()
+                    raise
                 self._at = time.monotonic()
             return self._known
 

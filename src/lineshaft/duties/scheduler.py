@@ -32,7 +32,11 @@ class Scheduler(Struct, frozen=True):
                     return
                 counts.update({f"ticks {outcome}": number for outcome, number in fired.items()})
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self.concurrency):
-                group.create_task(fire())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.concurrency):
+                    group.create_task(fire())
+        except ExceptionGroup as errors:
+            # The loop of duties knows what to do about the error itself.
+            raise errors.exceptions[0] from None
         return counts

@@ -22,7 +22,7 @@ from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.operations import Operations
-from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.postgres.database import FAIL_WITHIN_SEC, Database
 from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.review.approvals import Approvals
 from lineshaft.engine.review.dead_letters import DeadLetters
@@ -67,6 +67,7 @@ class Engine:
         read_connections: int = 0,
         keep_connections: int = 1,
         prepare: bool = True,
+        fail_within_sec: float = FAIL_WITHIN_SEC,
         rules: Rules | None = None,
         checks: Checks | None = None,
         by_server: bool = False,
@@ -85,6 +86,7 @@ class Engine:
             read_connections=read_connections,
             keep_connections=keep_connections,
             prepare=prepare,
+            fail_within_sec=fail_within_sec,
         )
         self.artifacts = Artifacts(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)

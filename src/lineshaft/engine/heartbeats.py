@@ -19,8 +19,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import set_up
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.pipeline import pipelined
-from lineshaft.engine.postgres.pool import shut_down
-from lineshaft.engine.postgres.session import connect_options
+from lineshaft.engine.postgres.session import connect_options, shut_down
 from lineshaft.engine.transition import spending
 from lineshaft.errors import UnavailableError
 from lineshaft.types.work import ClaimRef, EndedClaim, HeartbeatAnswers, HeldTask, Presence

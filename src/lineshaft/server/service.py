@@ -45,6 +45,7 @@ class Service:
             max_connections=max_connections,
             read_connections=max(1, max_connections // 2),
             prepare=settings.sessions,
+            fail_within_sec=settings.read_timeout_sec,
             rules=Rules.of(settings),
             checks=Checks.from_settings(settings),
             by_server=True,

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import logging
 import os
 import socket
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -15,10 +17,12 @@ from psycopg_pool import PoolTimeout
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.engine.heartbeats import Heartbeats
+from lineshaft.engine.postgres import migrate, session
 from lineshaft.engine.postgres.caller_transaction import adapted, outside
 from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database, only_reads
+from lineshaft.engine.postgres.rows import fetch_value
 from lineshaft.errors import UnavailableError
-from tests.proxy import Proxy, proxied
+from tests.proxy import STATEMENTS, Proxy, proxied
 
 
 async def test_a_heartbeat_that_was_given_up_leaves_no_error_behind(
@@ -45,7 +49,7 @@ async def test_a_clients_call_on_a_silent_connection_ends(dsn: str) -> None:
         await shaft.submit(NewTask("t"))
         proxy.swallow()
 
-        with pytest.raises(UnavailableError, match="unavailable"):
+        with pytest.raises(UnavailableError, match=r"has not answered within 0\.3 s"):
             await shaft.submit(NewTask("t"))
 
         await shaft.submit(NewTask("t"))
@@ -188,3 +192,86 @@ async def test_the_drivers_reports_about_other_connections_are_left_alone(
     logging.getLogger("psycopg.pool").warning("error connecting in %r: %s", "pool-1", "refused")
 
     assert [record.levelname for record in caplog.records if record.name == "psycopg.pool"] == ["WARNING"] * 2
+
+
+@pytest.mark.parametrize("check", [migrate.check_ready, migrate.check_server, migrate.status, migrate.up])
+async def test_a_proxy_that_accepts_connections_and_answers_no_statement_is_reported(
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    check: Callable[[str], object],
+) -> None:
+    """Every command began with a statement that had no limit, and waited without a word."""
+    monkeypatch.setattr(session, "FIRST_ANSWER_SEC", 0.2)
+    async with proxied(dsn) as (through, proxy):
+        await asyncio.to_thread(check, through)
+        proxy.drops = STATEMENTS
+
+        with pytest.raises(UnavailableError, match=r"accepted a connection, but has not answered .* 0\.2 s"):
+            await asyncio.to_thread(check, through)
+
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def test_a_read_fails_soon_while_the_database_is_silent_and_a_write_waits(dsn: str) -> None:
+    async def ask(answer: str) -> object:
+        async with database.connection() as connection:
+            return await fetch_value(connection, "SELECT %(answer)s::text", {"answer": answer})
+
+    def read(answer: str) -> "asyncio.Task[object]":
+        context = contextvars.copy_context()
+        context.run(only_reads.set, True)
+        return asyncio.create_task(ask(answer), context=context)
+
+    async with (
+        proxied(dsn) as (through, proxy),
+        Database(through, max_connections=1, read_connections=1, fail_within_sec=0.3) as database,
+    ):
+        assert await read("before") == "before"
+        proxy.hold()
+        write = asyncio.create_task(ask("written"))
+        with pytest.raises(UnavailableError, match=r"has not answered within 0\.3 s.*LINESHAFT_READ_TIMEOUT"):
+            await read("lost")
+        with pytest.raises(UnavailableError, match=r"No connection .* within 0\.3 s"):
+            await read("never sent")
+        assert not write.done()
+
+        proxy.restore()
+        assert await write == "written"
+        # The answer to the lost read arrives now, on a connection that is not used again.
+        with contextlib.suppress(UnavailableError):
+            await read("the pool still connects")
+        assert await read("after") == "after"
+
+
+async def test_an_answer_that_arrives_as_the_limit_ends_leaves_no_dead_connection_behind(dsn: str) -> None:
+    async with Database(dsn, max_connections=1) as database:
+        pooled = database.connection()
+        async with pooled:
+            pooled._give_up()
+
+        async with database.connection() as connection:
+            await connection.execute("SELECT 1")
+
+
+async def test_a_read_that_takes_too_long_is_cancelled_by_the_server(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """A connection that is only shut down would leave the statement running."""
+    only_reads.set(True)
+    async with Database(dsn, max_connections=1, read_connections=1, fail_within_sec=0.5) as database:
+        async with database.connection() as pooled:
+            backend = pooled.info.backend_pid
+        with pytest.raises(UnavailableError, match=r"has not answered within 0\.5 s"):
+            async with database.connection() as pooled:
+                await pooled.execute("SELECT pg_sleep(60)")
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state <> 'idle'"
+        assert connection.execute(busy, [backend]).fetchall() == [(0,)]
+        async with database.connection() as pooled:
+            assert pooled.info.backend_pid == backend
+    only_reads.set(False)
+    async with (
+        Database(dsn, max_connections=1, read_connections=1) as database,
+        database.connection() as pooled,
+    ):
+        assert await fetch_value(pooled, "SHOW statement_timeout", {}) == "0"

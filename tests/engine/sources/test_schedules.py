@@ -9,8 +9,10 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.duties.scheduler import Scheduler
 from lineshaft.engine.engine import Engine
+from lineshaft.errors import UnavailableError
 from lineshaft.types.sources import SourceFields
 from tests.engine.sources.helpers import column, outcomes, put, schedule
+from tests.proxy import proxied
 from tests.world import World
 
 MINUTE, DAY = 60.0, 86_400.0
@@ -242,3 +244,11 @@ def _plan(world: World) -> str:
 def _buffers(world: World) -> int:
     line = next(line for line in _explain(world) if "Buffers: shared hit=" in line)
     return int(line.split("hit=")[1].split()[0])
+
+
+async def test_a_database_that_is_away_is_reported_as_such(dsn: str) -> None:
+    """A group of errors would be logged as a fault of the scheduler, with a traceback each second."""
+    async with proxied(dsn) as (through, proxy), Engine(through) as engine:
+        proxy.cut()
+        with pytest.raises(UnavailableError):
+            await Scheduler(engine.schedules).run_once()

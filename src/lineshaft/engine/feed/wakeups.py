@@ -26,8 +26,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 
-from lineshaft.engine.postgres.pool import shut_down
-from lineshaft.engine.postgres.session import connect_options
+from lineshaft.engine.postgres.session import connect_options, shut_down
 
 _CHANNEL = "SELECT lineshaft.channel()"
 

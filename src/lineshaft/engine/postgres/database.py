@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -20,11 +21,12 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.dsn import checked_dsn
-from lineshaft.engine.postgres.pool import Pool, PooledConnection, shut_down
+from lineshaft.engine.postgres.pool import TAKE_WITHIN_SEC, Pool, PooledConnection
 from lineshaft.engine.postgres.session import (
     IDLE_IN_TRANSACTION_SEC,
     connect_options,
     limit_idle_transactions,
+    shut_down,
 )
 from lineshaft.errors import UnavailableError
 
@@ -42,6 +44,10 @@ _RETRIED = (
 #: No statement takes nearly as long. A connection that was cut off silently looks like a slow one; without a
 #: limit, its caller would wait until the operating system gives up, after 15 minutes or more.
 ANSWER_WITHIN_SEC = 60.0
+#: The limit of calls that should fail soon; see `fails_soon`.
+FAIL_WITHIN_SEC = 5.0
+#: The server cancels a read after this share of the limit, so that only silence breaks a connection.
+_SHARE_OF_SERVER = 0.9
 #: How long a statement waits for a row that another transaction holds: an open transaction of somebody else
 #: must not hold up callers for longer.
 _LOCK_WAIT = "10s"
@@ -92,6 +98,9 @@ class _Connection(AsyncConnection[Any], OwnConnection):
 
 #: Set while a call is answered that only reads. Many readers then don't delay those who write.
 only_reads: ContextVar[bool] = ContextVar("only_reads", default=False)
+#: Set while a call is answered that changes nothing, so that nothing is in doubt if it fails: its caller
+#: learns within seconds that the database doesn't answer. Other calls wait for `answer_within_sec`.
+fails_soon: ContextVar[bool] = ContextVar("fails_soon", default=False)
 
 
 class Database:
@@ -105,25 +114,30 @@ class Database:
         keep_connections: int = 1,
         prepare: bool = True,
         idle_in_transaction_sec: float = IDLE_IN_TRANSACTION_SEC,
+        fail_within_sec: float = FAIL_WITHIN_SEC,
     ) -> None:
         """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements.
 
-        `keep_connections` are open at all times.
+        `keep_connections` are open at all times. `fail_within_sec` is the limit of calls that `fails_soon`.
         """
         self.dsn = dsn
+        self._fail_within_sec = fail_within_sec
         #: A connection in use for longer than this is considered dead, and shut down. None: no limit.
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
         self._clock = clock or DatabaseClock()
         self._prepare = prepare
         self._idle_in_transaction_sec = idle_in_transaction_sec
-        self._limits_lock_wait = "lock_timeout" not in str(checked_dsn(dsn).get("options"))
+        options = str(checked_dsn(dsn).get("options"))
+        self._limits_lock_wait = "lock_timeout" not in options
+        # Behind a pooler, the setting would stay on a connection that others write with.
+        self._limits_reads = prepare and "statement_timeout" not in options
         self._in_use: set[Connection] = set()
         self._keep_connections = keep_connections
         self._pool = self._make_pool(max_connections)
         #: For calls that only read; none: they share the other one.
-        self._read_pool = self._make_pool(read_connections) if read_connections else self._pool
+        self._read_pool = self._make_pool(read_connections, reads=True) if read_connections else self._pool
 
-    def _make_pool(self, connections: int) -> Pool:
+    def _make_pool(self, connections: int, *, reads: bool = False) -> Pool:
         return Pool(
             AsyncConnectionPool(
                 self.dsn,
@@ -132,9 +146,8 @@ class Database:
                 min_size=self._keep_connections,
                 max_size=connections,
                 open=False,
-                configure=self._configure,
+                configure=partial(self._configure, reads=reads),
                 kwargs={"autocommit": True, "application_name": "lineshaft"} | connect_options(self.dsn),
-                timeout=10,
                 # The pool doubles its pause after each failure, up to minutes, even if the database is
                 # back. So it gives up early, and starts again as long as there are waiters.
                 reconnect_timeout=1.0,
@@ -147,16 +160,21 @@ class Database:
             with contextlib.suppress(PoolClosed):
                 await pool.check()
 
-    async def _configure(self, connection: Connection) -> None:
+    async def _configure(self, connection: Connection, *, reads: bool = False) -> None:
         # One that goes silent now would keep a worker of the pool forever, and there are three.
-        within_sec = self.answer_within_sec or ANSWER_WITHIN_SEC
+        within_sec = min(self.answer_within_sec or TAKE_WITHIN_SEC, TAKE_WITHIN_SEC)
         timer = asyncio.get_running_loop().call_later(within_sec, shut_down, connection)
+        limits = {}
+        if self._limits_lock_wait:
+            limits["lock_timeout"] = _LOCK_WAIT
+        if reads and self._limits_reads:
+            limits["statement_timeout"] = str(round(self._fail_within_sec * 1_000 * _SHARE_OF_SERVER))
         try:
             await set_up(
                 connection, prepare=self._prepare, idle_in_transaction_sec=self._idle_in_transaction_sec
             )
-            if self._limits_lock_wait:
-                await connection.execute("SELECT set_config('lock_timeout', %s, false)", [_LOCK_WAIT])
+            for name, value in limits.items():
+                await connection.execute("SELECT set_config(%s, %s, false)", [name, value])
         finally:
             timer.cancel()
 
@@ -193,9 +211,12 @@ class Database:
         return {"now": self._clock.now()}
 
     def connection(self) -> PooledConnection:
-        if only_reads.get():
-            return PooledConnection(self._read_pool, self._in_use, self.answer_within_sec, check=True)
-        return PooledConnection(self._pool, self._in_use, self.answer_within_sec)
+        reads = only_reads.get()
+        pool = self._read_pool if reads else self._pool
+        if not (reads or fails_soon.get()):
+            return PooledConnection(pool, self._in_use, self.answer_within_sec)
+        within_sec = min(self._fail_within_sec, self.answer_within_sec or self._fail_within_sec)
+        return PooledConnection(pool, self._in_use, within_sec, take_within_sec=within_sec, check=reads)
 
     def hang_up(self) -> None:
         """Shut down all connections in use: pending calls fail with `UnavailableError`."""

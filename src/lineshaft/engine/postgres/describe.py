@@ -18,6 +18,7 @@ from importlib.resources import files
 import psycopg
 
 from lineshaft.engine.postgres import catalog
+from lineshaft.engine.postgres.session import answered_soon, connect_options
 from lineshaft.errors import MigrationError
 
 _HEADER = """\
@@ -34,7 +35,10 @@ def expected() -> str:
 def drift(dsn: str) -> str:
     """A unified diff from the expected schema to the database's own; empty if they agree."""
     try:
-        with psycopg.connect(dsn, autocommit=True) as connection:
+        with (
+            psycopg.connect(dsn, autocommit=True, **connect_options(dsn)) as connection,
+            answered_soon(connection),
+        ):
             found = describe(connection)
     except psycopg.Error as error:
         raise MigrationError(

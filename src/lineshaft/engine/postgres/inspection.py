@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lineshaft.embedded import find_binaries
 from lineshaft.engine.postgres import migrate
+from lineshaft.engine.postgres.session import connect_options
 from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.settings import Settings
 
@@ -65,7 +66,9 @@ class Reader:
 
     def __init__(self, dsn: str) -> None:
         try:
-            self._connection = psycopg.connect(with_search_path(dsn, _READ_ONLY), autocommit=True)
+            self._connection = psycopg.connect(
+                with_search_path(dsn, _READ_ONLY), autocommit=True, **connect_options(dsn)
+            )
         except psycopg.OperationalError as error:
             raise UnavailableError(f"Can't reach the database: {_message(error)}.") from error
 

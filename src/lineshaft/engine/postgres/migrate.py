@@ -25,7 +25,7 @@ from msgspec import Struct
 from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.session import connect_options, limit_idle_transactions
+from lineshaft.engine.postgres.session import answered_soon, connect_options, limit_idle_transactions
 from lineshaft.errors import MigrationError, UnavailableError
 
 OLDEST_POSTGRES = 14
@@ -106,13 +106,13 @@ def bundled() -> list[Migration]:
 
 def status(dsn: str, migrations: Sequence[Migration] | None = None) -> list[Status]:
     """Every migration that this version or the database has; changes nothing."""
-    with _connect(dsn) as connection:
+    with _connect(dsn) as connection, answered_soon(connection):
         return _compare(connection, bundled() if migrations is None else migrations)
 
 
 def check_server(dsn: str) -> str:
     """Reject a server that Lineshaft can't use; returns its description and changes nothing."""
-    with _connect(dsn) as connection:
+    with _connect(dsn) as connection, answered_soon(connection):
         _check_server(connection)
         info = connection.info
         version = info.server_version // 10_000
@@ -121,7 +121,7 @@ def check_server(dsn: str) -> str:
 
 def check_ready(dsn: str) -> None:
     """Reject a database whose schema is not the one of this version; changes nothing."""
-    with _connect(dsn) as connection:
+    with _connect(dsn) as connection, answered_soon(connection):
         _check_server(connection)
         known = bundled()
         pending = _next_pending(_compare(connection, known), known)
@@ -189,7 +189,9 @@ def _opened(dsn: str) -> Iterator[Connection]:
         with psycopg.connect(
             dsn, autocommit=True, application_name="lineshaft migrate", prepare_threshold=None, **options
         ) as connection:
-            connection.execute(limit_idle_transactions())
+            # Behind a pooler, the first statement shows whether the database itself answers.
+            with answered_soon(connection):
+                connection.execute(limit_idle_transactions())
             yield connection
     except psycopg.OperationalError as error:
         if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57P")):

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import select
-import socket
 from types import TracebackType
 from typing import Any, TypeGuard
 
@@ -14,6 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from lineshaft.engine.postgres.migrate import OWNER_NEEDED
+from lineshaft.engine.postgres.session import shut_down
 from lineshaft.errors import DatabaseError, InvalidInputError, UnavailableError
 
 _OUT_OF_RANGE = "22003"
@@ -23,6 +22,8 @@ class LockedError(UnavailableError):
     """Another transaction holds what the call needs, and didn't let go of it in time."""
 
 
+#: How long a call waits for a connection.
+TAKE_WITHIN_SEC = 10.0
 #: How long a connection is kept at hand before the pool may look at it again, and replace one that is old.
 _AT_HAND_SEC = 60.0
 
@@ -49,7 +50,7 @@ class Pool:
         return self._connections.closed
 
     async def open(self) -> None:
-        await self._connections.open(wait=True, timeout=10)
+        await self._connections.open(wait=True, timeout=TAKE_WITHIN_SEC)
 
     async def close(self) -> None:
         kept, self._at_hand = self._at_hand, None
@@ -58,13 +59,19 @@ class Pool:
         # Only a connection to a server that doesn't answer takes longer than this.
         await self._connections.close(timeout=1)
 
-    async def take(self) -> AsyncConnection[Any]:
+    async def take(self, within_sec: float = TAKE_WITHIN_SEC) -> AsyncConnection[Any]:
         kept, self._at_hand = self._at_hand, None
         if kept is not None:
             return kept
         self.waiting += 1
         try:
-            connection: AsyncConnection[Any] = await self._connections.getconn()
+            connection: AsyncConnection[Any] = await self._connections.getconn(within_sec)
+        except PoolTimeout:
+            raise UnavailableError(
+                f"No connection to the database became available within {within_sec:g} s: it doesn't answer, "
+                "or too many calls use it. Try again."
+            ) from None
+        else:
             return connection
         finally:
             self.waiting -= 1
@@ -97,7 +104,9 @@ class PooledConnection:
         "_check",
         "_connection",
         "_in_use",
+        "_is_late",
         "_pool",
+        "_take_within_sec",
         "_timer",
     )
 
@@ -107,6 +116,7 @@ class PooledConnection:
         in_use: set[AsyncConnection[Any]],
         answer_within_sec: float | None,
         *,
+        take_within_sec: float = TAKE_WITHIN_SEC,
         check: bool = False,
     ) -> None:
         """A connection in use for longer than `answer_within_sec` is considered dead, and shut down.
@@ -119,20 +129,22 @@ class PooledConnection:
         self._in_use = in_use
         self._check = check
         self._answer_within_sec = answer_within_sec
+        self._take_within_sec = take_within_sec
         self._timer: asyncio.TimerHandle | None = None
+        self._is_late = False
 
     async def __aenter__(self) -> AsyncConnection[Any]:
         self._cancellations = _cancellations()
         try:
-            connection: AsyncConnection[Any] = await self._pool.take()
+            connection: AsyncConnection[Any] = await self._pool.take(self._take_within_sec)
             # At most all of them, and those that the pool opens in their place.
             for _ in range(2 * self._pool.max_size if self._check else 0):
                 if not _is_closed_by_server(connection):
                     break
                 connection.pgconn.finish()
                 await self._pool.give_back(connection)
-                connection = await self._pool.take()
-        except psycopg.OperationalError as error:
+                connection = await self._pool.take(self._take_within_sec)
+        except (psycopg.OperationalError, UnavailableError) as error:
             if self._is_cancelled:
                 raise asyncio.CancelledError from error
             raise_translated(error)
@@ -144,8 +156,12 @@ class PooledConnection:
         self._in_use.add(connection)
         if self._answer_within_sec is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._answer_within_sec, shut_down, connection)
+            self._timer = loop.call_later(self._answer_within_sec, self._give_up)
         return connection
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        shut_down(self._connection)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -156,9 +172,10 @@ class PooledConnection:
         self._in_use.discard(connection)
         hides_cancellation = isinstance(error, Exception) and self._is_cancelled
         try:
-            if isinstance(error, asyncio.CancelledError) or hides_cancellation or _is_read_only(error):
-                # Results may still be in flight; or the server is a standby now, and a new connection may
-                # lead to the primary. The connection is not used again.
+            is_cancelled = isinstance(error, asyncio.CancelledError) or hides_cancellation
+            if is_cancelled or self._is_late or _is_read_only(error):
+                # Results may still be in flight; or it was shut down; or the server is a standby now, and a
+                # new connection may lead to the primary. The connection is not used again.
                 connection.pgconn.finish()
             elif connection.pgconn.transaction_status not in _AT_REST:
                 with contextlib.suppress(psycopg.Error):
@@ -167,6 +184,14 @@ class PooledConnection:
             await self._pool.give_back(connection)
         if hides_cancellation:
             raise asyncio.CancelledError from error
+        # A read that takes long is cancelled by the server itself.
+        is_late = self._is_late or (self._check and isinstance(error, psycopg.errors.QueryCanceled))
+        if is_late and isinstance(error, psycopg.OperationalError):
+            raise UnavailableError(
+                f"The database has not answered within {self._answer_within_sec:g} s. Try again; if it stays "
+                "so, check that PostgreSQL runs and isn't overloaded."
+                + (" LINESHAFT_READ_TIMEOUT_SEC gives reads more time." if self._check else "")
+            ) from error
         if error is not None:
             raise_translated(error)
 
@@ -197,8 +222,6 @@ _AT_REST = frozenset({TransactionStatus.IDLE, TransactionStatus.UNKNOWN})
 
 def raise_translated(error: BaseException) -> None:
     """Raise the LineshaftError that a driver's error means to the caller, if there is one."""
-    if isinstance(error, PoolTimeout):
-        raise UnavailableError("No database connection became free within 10 s. Try again.") from None
     if isinstance(error, psycopg.errors.ProgramLimitExceeded):
         # Limits on fields count characters, of which an index holds fewer if they take several bytes.
         raise InvalidInputError(
@@ -260,16 +283,3 @@ def _first_line(error: psycopg.Error) -> str:
 def _cancellations() -> int:
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
-
-
-def shut_down(connection: AsyncConnection[Any]) -> None:
-    """Make the pending call on a connection that doesn't answer fail at once.
-
-    Cancelling the call would contact the server first. Closing the connection would free its file descriptor
-    for another socket too early.
-    """
-    with (
-        contextlib.suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as same,
-    ):
-        same.shutdown(socket.SHUT_RDWR)

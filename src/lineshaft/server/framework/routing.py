@@ -28,7 +28,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from lineshaft.engine.feed.actor import acting
-from lineshaft.engine.postgres.database import only_reads
+from lineshaft.engine.postgres.database import fails_soon, only_reads
 from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
 from lineshaft.server.framework import limits, problems
@@ -232,8 +232,11 @@ class Endpoint(Generic[S]):
         operation = self._operation
         # Health checks are not delayed by readers either.
         only_reads.set(operation.method == "GET" and operation.scope is not None)
+        # Until the caller is known, nothing is changed.
+        fails_soon.set(True)
         headers = Headers(scope=scope)
         principal = await self._service.authenticate(operation.scope, headers)
+        fails_soon.set(operation.method == "GET")
         submitting_token.set(None if principal.token_id is None else principal.name)
         # Without a scope, the caller isn't authenticated.
         acting.set(None if operation.scope is None else principal.name)
