@@ -58,7 +58,7 @@ class FolderStore:
         return await self._in_thread(look)
 
     async def write(self, key: str, chunks: AsyncIterable[bytes]) -> None:
-        file = await self._in_thread(lambda: self._open_new(key))
+        file = await self._opened(lambda: self._open_new(key), or_else=self._path(key).unlink)
         try:
             async for chunk in chunks:
                 await self._in_thread(lambda data=chunk: _write_all(file, data))  # type: ignore[misc]
@@ -86,7 +86,7 @@ class FolderStore:
         return await self._in_thread(measure)
 
     async def read(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
-        file = await self._in_thread(lambda: os.open(self._path(key), os.O_RDONLY))
+        file = await self._opened(lambda: os.open(self._path(key), os.O_RDONLY))
         try:
             while start < stop:
                 data = await self._in_thread(
@@ -135,6 +135,19 @@ class FolderStore:
                 # A thread can't be stopped, and it uses the file that the caller closes next.
                 await asyncio.wait({working})
                 raise
+
+    async def _opened(self, work: Callable[[], int], or_else: Callable[[], None] | None = None) -> int:
+        """Open a file. If the caller is cancelled meanwhile, it is closed, and `or_else` is called."""
+        opened: list[int] = []
+        try:
+            await self._in_thread(lambda: opened.append(work()))
+        except asyncio.CancelledError:
+            for file in opened:
+                os.close(file)
+                if or_else is not None:
+                    or_else()
+            raise
+        return opened[0]
 
     def _path(self, key: str) -> Path:
         return self._root / key
