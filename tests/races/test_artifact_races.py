@@ -82,7 +82,7 @@ async def test_an_upload_whose_content_is_deleted_before_its_end_writes_it_again
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["row deleted", "row marked"])
-async def test_an_upload_never_ends_in_the_row_of_a_later_one(  # noqa: PLR0917 - fixtures
+async def test_an_upload_never_ends_in_the_row_of_a_later_one(
     dsn: str, engine: Engine, store: Store, clock: MovableClock, connection: psycopg.Connection, *, died: bool
 ) -> None:
     """The object that it found is deleted. A later upload, which would write it again, is killed before."""
