@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft.artifacts.folder import FolderStore
-from lineshaft.artifacts.store import temporary_key
+from lineshaft.artifacts.store import ID_KEY, StoreUnavailableError, content_key, temporary_key
 
 
 async def _endless() -> AsyncIterator[bytes]:
@@ -35,10 +35,33 @@ async def test_a_reader_that_is_cancelled_while_the_file_is_opened_closes_it(tmp
 
 async def test_a_writer_that_is_cancelled_while_the_file_is_opened_deletes_it(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
+    await store.create_id("store_1")
     writing = asyncio.create_task(store.write(temporary_key(), _endless()))
     await asyncio.sleep(0)
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
-    assert (tmp_path / "temporary").is_dir(), "it was opened"
     assert await store.old_temporary(timedelta(days=-1)) == []
+
+
+async def test_nothing_is_written_or_forgotten_while_the_disk_is_not_mounted(tmp_path: Path) -> None:
+    """The mount point is an empty folder then: files would be lost below the disk that comes back."""
+    mounted, unmounted = tmp_path / "store", tmp_path / "disk"
+    store, key = FolderStore(mounted), content_key("ab" * 32)
+    await store.create_id("store_1")
+    await store.create(key, b"x")
+    mounted.rename(unmounted)
+    mounted.mkdir()
+
+    for call in (
+        lambda: store.write(temporary_key(), _endless()),
+        lambda: store.create(key, b"x"),
+        lambda: store.delete([key]),
+    ):
+        with pytest.raises(StoreUnavailableError, match=f"has lost its file {ID_KEY}"):
+            await call()
+    assert list(mounted.iterdir()) == []
+    mounted.rmdir()
+    unmounted.rename(mounted)
+    await store.delete([key])
+    assert await store.size(key) is None
