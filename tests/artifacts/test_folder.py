@@ -54,12 +54,12 @@ async def test_nothing_is_written_or_forgotten_while_the_disk_is_not_mounted(tmp
     mounted.mkdir()
 
     for call in (
-        lambda: store.write(temporary_key(), _endless()),
-        lambda: store.create(key, b"x"),
-        lambda: store.delete([key]),
+        store.write(temporary_key(), _endless()),
+        store.create(key, b"x"),
+        store.delete([key]),
     ):
         with pytest.raises(StoreUnavailableError, match=f"has lost its file {ID_KEY}"):
-            await call()
+            await call
     assert list(mounted.iterdir()) == []
     mounted.rmdir()
     unmounted.rename(mounted)

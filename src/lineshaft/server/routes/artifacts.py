@@ -124,8 +124,8 @@ async def _check_holder(call: Call, task_id: str) -> None:
     if holder != own:
         raise ForbiddenError(
             f"The token {call.principal.name!r} is bound to agent {own!r}, and task {task_id!r} is held by "
-            f"{'no agent' if holder is None else f'agent {holder!r}'}. Only the agent that holds a task changes "
-            "its artifacts: claim it first, or upload without task_id."
+            f"{'no agent' if holder is None else f'agent {holder!r}'}. Only the agent that holds a task "
+            "changes its artifacts: claim it first, or upload without task_id."
         )
 
 
