@@ -49,6 +49,13 @@ def test_files_go_up_and_down(cli: Cli, url: list[str], tmp_path: Path) -> None:
     again = cli("artifact", "get", made["ref"], *url)
     assert again.code == 2
     assert "exists. Choose another name with -o" in again.err
+    for place, fault in (
+        (".", "is a folder"),
+        ("/dev/null", "is not a regular file"),
+        ("unknown/x", "unknown is not a folder"),
+    ):
+        refused = cli("artifact", "get", made["ref"], "-o", place, "--force", *url)
+        assert (refused.code, fault in refused.err) == (2, True), refused.err
     other = cli("artifact", "get", made["id"], "-o", "other", "--json", *url).json
     assert (other["path"], other["artifact"]) == ("other", made)
 

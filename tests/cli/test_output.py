@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lineshaft.cli.output import display_width, print_table
+from lineshaft.cli.output import cut, display_width, print_table
 
 COLUMNS = ("TASK", "STATUS", "TITLE", "USD")
 ROWS = [
@@ -49,6 +49,13 @@ def test_a_terminal_cuts_texts_but_never_ids_and_states(
     assert "task_01M7MGTMM481  COMPLETED" in lines[1]
     assert ("USD" in lines[0], ROWS[0][2] in lines[1]) == (columns > 55, columns == 200)
     assert "\033[32mCOMPLETED\033[0m" in out
+
+
+def test_a_very_long_text_is_cut_at_once() -> None:
+    """Each character was measured again for each that was cut off: this took minutes."""
+    assert cut("│" * 200_000, 10) == "│" * 9 + "…"
+    assert [cut("日本語", limit) for limit in (6, 5, 4, 3)] == ["日本語", "日本…", "日…", "日…"]
+    assert cut("e\N{COMBINING ACUTE ACCENT}xyz", 3) == "e\N{COMBINING ACUTE ACCENT}x…"
 
 
 def test_colours_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:

@@ -90,6 +90,20 @@ def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     assert cancelled["status"] == "cancelled"
 
 
+def test_the_tree_of_a_long_chain_stays_narrow(cli: Cli, tmp_path: Path) -> None:
+    """Each level was indented further: a chain of thousands was megabytes."""
+    other = cli("submit", "x", "--json").json["id"]
+    tasks = [{"key": f"k{n}", "type": "x", "depends_on": [f"k{n - 1}"] if n else [other]} for n in range(300)]
+    tasks[1]["depends_on"] = [other, "k0"]
+    (tmp_path / "dag.json").write_text(json.dumps({"title": "chain", "tasks": tasks}))
+    made = cli("submit", "--file", str(tmp_path / "dag.json"), "--json").json
+    lines = cli("dag", "show", made["dag"]["id"]).out.splitlines()
+    tree = [line.split("  READY")[0].split("  PENDING")[0].rstrip() for line in lines[lines.index("") + 2 :]]
+    assert tree[:3] == ["k0", "└─ k1", "   └─ k2"], "its other dependency is in another DAG"
+    assert tree[20:22] == [f"{57 * ' '}└─ k20", f"{57 * ' '}└─ (level 22) k21"]
+    assert tree[299] == f"{57 * ' '}└─ (level 300) k299"
+
+
 def test_a_dag_as_a_picture(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "dag.yaml").write_text(DAG)
     made = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json

@@ -74,6 +74,8 @@ async def test_reading_in_pieces_and_ranges(shaft: Lineshaft, tmp_path: Path) ->
     saved = tmp_path / "saved"
     await shaft.artifacts.save(made.ref, saved)
     assert saved.read_bytes() == LARGE
+    (tmp_path / "other").touch()
+    assert saved.stat().st_mode == (tmp_path / "other").stat().st_mode, "as any new file"
     assert [path for path in _names(tmp_path) if path.startswith(".")] == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lineshaft.artifacts import open_store
+from lineshaft.artifacts import content_key, open_store
 from lineshaft.artifacts.store import Store
 from lineshaft.clock import MovableClock
 from lineshaft.engine.artifacts.references import refer
@@ -79,6 +79,35 @@ async def test_an_upload_whose_content_is_deleted_before_its_end_writes_it_again
 
     assert made.id != first.id
     assert await content(engine, made) == data
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["row deleted", "row marked"])
+async def test_an_upload_never_ends_in_the_row_of_a_later_one(
+    dsn: str, engine: Engine, store: Store, clock: MovableClock, connection: psycopg.Connection, *, died: bool
+) -> None:
+    """The object that it found is deleted. A later upload, which would write it again, is killed before."""
+    first = await put(engine, b"x")
+    relying, killed = Pausing(store, "size", after=True), Pausing(store, "create")
+    async with (
+        Engine(dsn, clock=clock, store=relying) as other,  # type: ignore[arg-type]
+        Engine(dsn, clock=clock, store=killed) as third,  # type: ignore[arg-type]
+    ):
+        uploading = asyncio.create_task(put(other, b"x"))
+        await relying.reached.wait()
+        if died:
+            # A janitor that died between the deletion of the object and that of the row.
+            connection.execute("DELETE FROM lineshaft.artifact WHERE id = %s", [first.id])
+            connection.execute("UPDATE lineshaft.content SET deleted_at = now(), stored = false")
+            await store.delete([content_key(first.sha256)])
+        else:
+            await engine.artifacts.delete(first.id)
+        later = asyncio.create_task(put(third, b"x"))
+        await killed.reached.wait()
+        later.cancel()
+        relying.go_on.set()
+        made = await uploading
+
+    assert await content(engine, made) == b"x"
 
 
 async def test_an_upload_that_meets_a_mark_takes_it_away(

@@ -48,7 +48,11 @@ class FolderStore:
         return await self._in_thread(read)
 
     async def create_id(self, store_id: str) -> str:
-        await self._in_thread(lambda: self._create(ID_KEY, f"{store_id}\n".encode()))
+        def create() -> None:
+            _make_folder(self._root / TEMPORARY)
+            self._create(ID_KEY, f"{store_id}\n".encode())
+
+        await self._in_thread(create)
         return await self.read_id() or store_id
 
     async def is_empty(self) -> bool:
@@ -58,7 +62,7 @@ class FolderStore:
         return await self._in_thread(look)
 
     async def write(self, key: str, chunks: AsyncIterable[bytes]) -> None:
-        file = await self._in_thread(lambda: self._open_new(key))
+        file = await self._opened(lambda: self._open_new(key), or_else=self._path(key).unlink)
         try:
             async for chunk in chunks:
                 await self._in_thread(lambda data=chunk: _write_all(file, data))  # type: ignore[misc]
@@ -86,7 +90,7 @@ class FolderStore:
         return await self._in_thread(measure)
 
     async def read(self, key: str, start: int, stop: int) -> AsyncIterator[bytes]:
-        file = await self._in_thread(lambda: os.open(self._path(key), os.O_RDONLY))
+        file = await self._opened(lambda: os.open(self._path(key), os.O_RDONLY))
         try:
             while start < stop:
                 data = await self._in_thread(
@@ -101,6 +105,7 @@ class FolderStore:
 
     async def delete(self, keys: Sequence[str]) -> None:
         def unlink() -> None:
+            self._check_mounted()
             for key in keys:
                 self._path(key).unlink(missing_ok=True)
 
@@ -136,12 +141,38 @@ class FolderStore:
                 await asyncio.wait({working})
                 raise
 
+    async def _opened(self, work: Callable[[], int], or_else: Callable[[], None] | None = None) -> int:
+        """Open a file. If the caller is cancelled meanwhile, it is closed, and `or_else` is called."""
+        opened: list[int] = []
+        try:
+            await self._in_thread(lambda: opened.append(work()))
+        except asyncio.CancelledError:
+            for file in opened:
+                os.close(file)
+                if or_else is not None:
+                    or_else()
+            raise
+        return opened[0]
+
     def _path(self, key: str) -> Path:
         return self._root / key
 
+    def _make_parent(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            self._check_mounted()
+            _make_folder(path.parent)
+
+    def _check_mounted(self) -> None:
+        """The disk of the folder may have gone since the id was compared: an empty folder takes its place."""
+        if not (self._root / ID_KEY).exists():
+            raise StoreUnavailableError(
+                f"The artifact store, {self.describe()}, has lost its file {ID_KEY}. Check that its disk is "
+                "mounted, or restore it from a backup."
+            )
+
     def _open_new(self, key: str) -> int:
         path = self._path(key)
-        _make_folder(path.parent)
+        self._make_parent(path)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
 
     def _create(self, key: str, data: bytes) -> None:
@@ -161,7 +192,7 @@ class FolderStore:
 
     def _promote(self, key: str, to: str) -> None:
         source, target = self._path(key), self._path(to)
-        _make_folder(target.parent)
+        self._make_parent(target)
         try:
             # Fails if it exists, unlike a rename: of two processes that write the id, one wins.
             os.link(source, target)
@@ -184,8 +215,6 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    if path.is_dir():
-        return
     missing = [path, *(parent for parent in path.parents if not parent.exists())]
     path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     for made in missing:

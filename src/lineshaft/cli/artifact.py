@@ -96,8 +96,7 @@ def get_(args: argparse.Namespace) -> int:
             return 0
         # The name comes from elsewhere: it never leaves this folder.
         target = Path(args.output or safe_file_name(found.name))
-        if target.exists() and not args.force:
-            raise UsageError(f"{target} exists. Choose another name with -o, or replace it with --force.")
+        _check_target(target, force=args.force)
         with _Progress("Downloading", found.size) as progress:
             shaft.artifacts.save(args.ref, target, progress=progress.show)
     if args.json:
@@ -105,6 +104,18 @@ def get_(args: argparse.Namespace) -> int:
     else:
         print(f"{target} ({size(found.size)})")
     return 0
+
+
+def _check_target(target: Path, *, force: bool) -> None:
+    """The file is replaced when the download is complete, which a device or a pipe must not be."""
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder. Choose the name of a file with -o.")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a regular file. Write to standard output with -o -.")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists. Choose another name with -o, or replace it with --force.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is not a folder. Create it, or choose another name with -o.")
 
 
 def list_(args: argparse.Namespace) -> int:

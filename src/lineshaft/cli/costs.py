@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 _EMPTY = "No attempt has ended in these days."
 _NAMES = {"": "(none)", "*": "(all others)"}
-_OPTIONAL = ("TOKENS IN", "TOKENS OUT", "UNPRICED")
+#: A note below the table has the attempts without a price.
+_OPTIONAL = ("UNPRICED", "TOKENS IN", "TOKENS OUT")
 _FIGURES = ("COST", "ATTEMPTS", "FAILED", "FAILED COST", "UNPRICED", "TOKENS IN", "TOKENS OUT")
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lineshaft.types import Dag, Task
 
 _MOST_NAMED = 3
+#: Levels of a tree that are indented: a long chain would be wider than anything can show.
+_MOST_INDENTED = 20
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -167,31 +169,35 @@ def _label(task: "Task") -> str:
 
 def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
     """Each task once, below the first of its dependencies; the other dependencies are named."""
+    # Without those of other DAGs.
+    upstream = {
+        name: [other for other in task.depends_on if other in tasks] for name, task in sorted(tasks.items())
+    }
     below: dict[str | None, list[str]] = {}
-    for name, task in sorted(tasks.items()):
-        upstream = [other for other in task.depends_on if other in tasks]
-        below.setdefault(upstream[0] if upstream else None, []).append(name)
-    stack = [(name, "", last) for name, last in _marked(below.get(None, []))]
-    seen: set[str] = set()
+    for name, others in upstream.items():
+        below.setdefault(others[0] if others else None, []).append(name)
+    # The next one is last.
+    stack = [(name, "", last, 0) for name, last in _marked(below.get(None, []))][::-1]
     while stack:
-        name, indent, is_last = stack.pop(0)
-        if name in seen:
-            continue
-        seen.add(name)
+        name, indent, is_last, depth = stack.pop()
         task = tasks[name]
-        others = [_label(tasks[other]) for other in task.depends_on[1:] if other in tasks]
-        named = ", ".join(others[:_MOST_NAMED]) + ("…" if len(others) > _MOST_NAMED else "")
-        is_root = not any(other in tasks for other in task.depends_on)
-        branch = "" if is_root else ("└─ " if is_last else "├─ ")
+        others = upstream[name][1:]
+        named = ", ".join(_label(tasks[other]) for other in others[:_MOST_NAMED])
+        named += "…" if len(others) > _MOST_NAMED else ""
+        branch = "" if not depth else ("└─ " if is_last else "├─ ")
+        level = f"(level {depth + 1}) " if depth > _MOST_INDENTED else ""
         yield (
-            f"{indent}{branch}{_label(task)}" + (f" (also after {named})" if named else ""),
+            f"{indent}{branch}{level}{_label(task)}" + (f" (also after {named})" if named else ""),
             task.status,
             tries(task),
             task.claim.agent_id,
             Id(name),
         )
-        deeper = indent + (("   " if is_last else "│  ") if branch else "")
-        stack = [(child, deeper, last) for child, last in _marked(below.get(name, []))] + stack
+        deeper = indent
+        if branch and depth < _MOST_INDENTED:
+            deeper += "   " if is_last else "│  "
+        children = [(child, deeper, last, depth + 1) for child, last in _marked(below.get(name, []))]
+        stack += children[::-1]
 
 
 def _marked(names: list[str]) -> list[tuple[str, bool]]:

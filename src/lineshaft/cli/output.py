@@ -288,9 +288,12 @@ def cut(text: str, limit: int) -> str:
     """At most so many columns of the text."""
     if display_width(text) <= limit:
         return text
-    while display_width(text) > limit - 1:
-        text = text[:-1]
-    return text + "…"
+    used = 0
+    for at, character in enumerate(text):
+        used += display_width(character)
+        if used > limit - 1:
+            return text[:at] + "…"
+    return text
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
@@ -125,9 +125,7 @@ class Artifacts:
         """Write the content to a file, which appears, or is replaced, when it is complete."""
         target = Path(path)
         async with self.open(ref) as reader:
-            handle, name = await asyncio.to_thread(
-                tempfile.mkstemp, dir=target.parent, prefix=f".{target.name[:50]}."
-            )
+            handle, name = await asyncio.to_thread(_create_beside, target)
             try:
                 with os.fdopen(handle, "wb") as file:
                     done = 0
@@ -157,6 +155,12 @@ class Artifacts:
         """One page of artifacts, newest first; with `task` those that it made."""
         task_id = None if task is None else id_of(task)
         return await self._backend.artifacts(task_id=task_id, limit=limit, cursor=cursor)
+
+
+def _create_beside(target: Path) -> tuple[int, str]:
+    """A new file with the rights that any other new file gets; mkstemp gives it to its owner only."""
+    name = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}")
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), str(name)
 
 
 def _pieces(content: Content) -> tuple[AsyncIterable[bytes], int | None]:

@@ -25,6 +25,8 @@ def safe_file_name(name: str) -> str:
     last = re.split(r"[/\\]", _CONTROL.sub("_", replace_unstorable(name)))[-1].strip()
     if not last.strip("."):
         return "unnamed"
+    if last.startswith("."):
+        last = f"_{last}"
     stem, dot, suffix = last.rpartition(".")
     if not stem or len(suffix.encode()) > _MAX_FILE_NAME_BYTES // 4:
         stem, dot, suffix = last, "", ""

@@ -34,11 +34,12 @@ def count(connection: psycopg.Connection, table: str) -> int:
 
 
 class Pausing:
-    """A store that stops before one of its methods, until the test lets it go on."""
+    """A store that stops before or after one of its methods, until the test lets it go on."""
 
-    def __init__(self, store: Store, method: str) -> None:
+    def __init__(self, store: Store, method: str, *, after: bool = False) -> None:
         self._store = store
         self._method = method
+        self._after = after
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -48,8 +49,9 @@ class Pausing:
             return found
 
         async def paused(*args: object, **options: object) -> object:
+            early = await found(*args, **options) if self._after else None
             self.reached.set()
             await self.go_on.wait()
-            return await found(*args, **options)
+            return early if self._after else await found(*args, **options)
 
         return paused

@@ -179,6 +179,7 @@ async def test_the_janitor_deletes_what_a_killed_upload_left(
 
 
 async def test_temporary_objects_are_found_by_their_age(store: Store) -> None:
+    await store.create_id("store_1")
     key = temporary_key()
     await store.write(key, pieces(LARGE))
 

@@ -67,6 +67,12 @@ class _Row(NamedTuple):
         return Artifact(ref=REF_PREFIX + self.id, **self._asdict())
 
 
+class _Content(NamedTuple):
+    #: Whether the object exists.
+    stored: bool
+    incarnation: int
+
+
 class _Old(NamedTuple):
     id: str
     sha256: str
@@ -186,7 +192,9 @@ class Artifacts:
                 "task_id": task_id,
             }
             while True:
-                await upload.store(exists=await self._begin(upload))
+                found = await self._begin(upload)
+                await upload.store(exists=found.stored)
+                values["incarnation"] = found.incarnation
                 made = await self._database.run(lambda own: self._end(own, values))
                 if made is not None:
                     return made
@@ -208,11 +216,12 @@ class Artifacts:
             found = await fetch_column(connection, _SQL["holder"], {"task_id": task_id})
         return found[0] if found else None
 
-    async def _begin(self, upload: _Upload) -> bool:
-        """Create or lock the row of the content; returns whether the object exists."""
+    async def _begin(self, upload: _Upload) -> _Content:
         parameters = {**self._database.now, "sha256": upload.sha256, "size": upload.size}
         async with self._database.connection() as connection:
-            return bool(await fetch_value(connection, _SQL["begin_upload"], parameters))
+            found = await fetch_row(connection, _Content, _SQL["begin_upload"], parameters)
+        assert found is not None  # noqa: S101 - the statement always returns one
+        return found
 
     async def _end(self, connection: Connection, values: dict[str, Any]) -> Artifact | None:
         """The new artifact. None: its content was deleted since the upload began."""

@@ -1,16 +1,18 @@
 -- Locks: contents by sha256, then artifacts by id. See the table content.
 
 -- name: begin_upload
--- The row of a content before its object is relied on or written; returns whether the object exists. Waits while the janitor deletes it.
+-- The row of a content before its object is relied on or written. Waits while the janitor deletes it. A mark is taken away; the object may
+-- be gone already.
 INSERT INTO lineshaft.content (sha256, size, used_at)
 VALUES (%(sha256)s::text, %(size)s::bigint, coalesce(%(now)s::timestamptz, now()))
-ON CONFLICT (sha256) DO UPDATE SET used_at = excluded.used_at, deleted_at = NULL
-RETURNING stored
+ON CONFLICT (sha256) DO UPDATE SET used_at = excluded.used_at, deleted_at = NULL,
+    incarnation = CASE WHEN content.deleted_at IS NULL THEN content.incarnation ELSE excluded.incarnation END
+RETURNING stored, incarnation
 
 -- name: end_upload
 -- The object exists. No row: it was deleted since the upload began, and must be written again.
 UPDATE lineshaft.content SET stored = true, used_at = coalesce(%(now)s::timestamptz, now())
-WHERE sha256 = %(sha256)s::text AND deleted_at IS NULL
+WHERE sha256 = %(sha256)s::text AND incarnation = %(incarnation)s::bigint AND deleted_at IS NULL
 RETURNING sha256
 
 -- name: insert_artifact

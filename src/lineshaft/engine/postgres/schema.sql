@@ -136,6 +136,7 @@ CREATE TABLE lineshaft.content (
     used_at timestamp with time zone NOT NULL,
     deleted_at timestamp with time zone,
     size bigint NOT NULL,
+    incarnation bigint,
     stored boolean NOT NULL DEFAULT false,
     sha256 text COLLATE "C" NOT NULL,
     CONSTRAINT content_size_check CHECK ((size >= 0)),

@@ -66,7 +66,7 @@ WHERE at >= %(since)s::timestamptz
 GROUP BY 1 ORDER BY 1
 
 -- name: last_hour
--- The current minute and the sixty before it.
+-- The current minute and the 59 before it.
 SELECT coalesce(sum(cost_usd), 0)::numeric(20, 6) AS cost_usd, coalesce(sum(priced), 0)::integer AS attempts
 FROM lineshaft.minute
 WHERE at > coalesce(%(now)s::timestamptz, now()) - interval '1 hour'

@@ -79,7 +79,8 @@ async def read_content(call: Call, query: requests.ReadContent) -> Response:
         return Response(status_code=307, headers={"Location": link, "Cache-Control": "no-store"})
     etag = f'"{artifact.sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", **SAFE_HEADERS}
-    if etag in call.headers.get("if-none-match", ""):
+    known = call.headers.get("if-none-match", "")
+    if etag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     try:
         part = wanted_range(call.headers, artifact.size, etag)
@@ -123,8 +124,8 @@ async def _check_holder(call: Call, task_id: str) -> None:
     if holder != own:
         raise ForbiddenError(
             f"The token {call.principal.name!r} is bound to agent {own!r}, and task {task_id!r} is held by "
-            f"{'no agent' if holder is None else f'agent {holder!r}'}. Claim the task first, or leave "
-            "task_id out."
+            f"{'no agent' if holder is None else f'agent {holder!r}'}. Only the agent that holds a task "
+            "changes its artifacts: claim it first, or upload without task_id."
         )
 
 
