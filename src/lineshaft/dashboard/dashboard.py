@@ -27,7 +27,13 @@ from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values
 from lineshaft.engine.feed.actor import acting
 from lineshaft.engine.postgres.database import only_reads
 from lineshaft.engine.submit.columns import submitting_token
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError, UnauthorizedError
+from lineshaft.errors import (
+    InvalidInputError,
+    LineshaftError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.auth import LOCAL_CALLER, Principal
 from lineshaft.server.framework.routing import INTERNAL_ERROR, body_chunks
@@ -265,9 +271,24 @@ class Dashboard:
 
     # Errors.
 
-    def error(self, error: LineshaftError, request: Request) -> Response:
+    async def error(self, error: LineshaftError, request: Request) -> Response:
         found = problems.problem(error, request.scope.get("state", {}).get("request_id"))
-        context = {"problem": found, "fault": error}
+        cookies = Cookies(request)
+        visitor, may_log_in = None, False
+        # Without the database, who visits can't be known.
+        if not isinstance(error, UnavailableError):
+            try:
+                visitor, _ = await self._principal(request, cookies)
+            except LineshaftError as refusal:
+                may_log_in = isinstance(refusal, UnauthorizedError)
+        context = {
+            "problem": found,
+            "fault": error,
+            "visitor": visitor,
+            "may_log_in": may_log_in,
+            "csrf": cookies.csrf,
+            "back": _page_before(request),
+        }
         page = self._renderer.page("error.html", context)
         return HTMLResponse(page, found.status, headers=HEADERS | dict(_text(problems.headers_of(error))))
 
@@ -292,10 +313,10 @@ class _Endpoint:
         except ClientDisconnect:
             return
         except LineshaftError as error:
-            response = self._dashboard.error(error, request)
+            response = await self._dashboard.error(error, request)
         except Exception:  # noqa: BLE001 - logged with its traceback; the visitor gets the request id
             _log.exception("Unexpected error in a page", path=scope["path"])
-            response = self._dashboard.error(LineshaftError(INTERNAL_ERROR), request)
+            response = await self._dashboard.error(LineshaftError(INTERNAL_ERROR), request)
         await response(scope, receive, send)
 
 
@@ -331,6 +352,17 @@ def _local(target: str) -> str:
     if re.match(r"/(?![/\\])", target) is None or not target.isprintable():
         return "/"
     return target
+
+
+def _page_before(request: Request) -> str | None:
+    """The page of this server that led here, unless it is this one or the first."""
+    try:
+        before = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return None
+    path = _local(before.path + (f"?{before.query}" if before.query else ""))
+    is_own = before.netloc == request.headers.get("host")
+    return path if is_own and path not in {"/", _url(request)} else None
 
 
 def _redirect(to: str) -> Response:
