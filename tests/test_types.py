@@ -41,10 +41,6 @@ ALLOWED = {
     ): "each is of a claim, and reports its use",
     ("types.protocol.CheckpointItem", "types.protocol.RecordStep"): "each saves data of a claim",
     (
-        "engine.sources.firing.SourceRow",
-        "engine.sources.registry._Locked",
-    ): "what firing needs of a row, and what a change of it needs",
-    (
         "engine.sources.registry._Locked",
         "engine.sources.registry._Read",
     ): "a row to change, and a row to show with its totals",

@@ -72,6 +72,17 @@ def test_waiting_for_the_end(cli: Cli, dsn: str) -> None:
     assert (done.code, "42" in done.out) == (0, True)
 
 
+def test_a_completed_dag_says_how_many_of_its_tasks_were_cancelled(
+    cli: Cli, dsn: str, tmp_path: Path
+) -> None:
+    (tmp_path / "dag.yaml").write_text(DAG)
+    dag = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json["dag"]["id"]
+    work(dsn)
+    assert cli("dag", "cancel", dag, "--json").json["status"] == "completed"
+    assert "Status   completed, 2 of 3 tasks cancelled\n" in cli("dag", "show", dag).out
+    assert cli("dag", "show", dag, "--json").json["dag"]["status"] == "completed"
+
+
 def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "dag.yaml").write_text(DAG)
     made = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json

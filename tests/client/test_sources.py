@@ -15,7 +15,7 @@ from lineshaft import (
     SyncLineshaft,
     Verification,
 )
-from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from lineshaft.errors import AlreadyExistsError, InvalidInputError, InvalidTransitionError, NotFoundError
 from tests.client.helpers import engine_of
 
 WEEKLY = NewSource(
@@ -40,6 +40,13 @@ async def test_sources(shaft: Lineshaft) -> None:
     with pytest.raises(AlreadyExistsError):
         await shaft.sources.create(WEEKLY)
     assert await shaft.sources.put(WEEKLY) == made == await shaft.sources.get("weekly")
+    changed = await shaft.sources.patch("weekly", SourceFields(max_open=2), version=made.version)
+    with pytest.raises(InvalidTransitionError, match=f"has version {changed.version}"):
+        await shaft.sources.put(WEEKLY, version=made.version)
+    with pytest.raises(InvalidTransitionError, match="repeat your change"):
+        await shaft.sources.patch("weekly", SourceFields(max_open=3), version=made.version)
+    made = await shaft.sources.put(WEEKLY, version=changed.version)
+    assert made.max_open is None
     hook = NewSource(
         name="hook",
         kind=SourceKind.WEBHOOK,

@@ -49,6 +49,24 @@ async def test_a_dag_shows_its_picture_its_tasks_and_what_holds_it_up(served: Se
     assert "flowchart LR" in (await person.get(f"/dags/{dag}/picture.mmd")).body.decode()
 
 
+async def test_a_completed_dag_says_how_many_of_its_tasks_were_cancelled(served: Served) -> None:
+    dag, tasks = await _submit(served)
+    client, person = served.client, Person(served)
+    agent = await client.register()
+    task_id, token = await client.hold(agent)
+    await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "output": {"data": 1}})
+    assert "tasks cancelled" not in text_of(await person.page(f"/dags/{dag}"))
+    await client.post(f"/v1/tasks/{tasks['b']}/cancel", {"reason": "enough"})
+
+    assert (await client.get(f"/v1/dags/{dag}")).json["status"] == "completed"
+    for address in ("/dags", f"/dags/{dag}"):
+        assert "completed, 2 of 3 tasks cancelled" in text_of(await person.page(address))
+    other, _ = await _submit(served)
+    await client.post(f"/v1/dags/{other}/cancel", {"reason": "all of it"})
+    page = text_of(await person.page(f"/dags/{other}"))
+    assert "tasks cancelled" not in page, "its status says it"
+
+
 async def test_a_short_id_leads_to_the_dag_and_an_unknown_one_to_an_error(served: Served) -> None:
     dag, _ = await _submit(served)
     person = Person(served)

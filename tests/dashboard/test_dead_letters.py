@@ -14,6 +14,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import DeadLetterFilter, Scope
 from tests.dashboard.conftest import Served, Visitor
 from tests.dashboard.forms import NAME, Person, text_of
+from tests.dashboard.records import addresses
 from tests.world import Actions, record_step, ref
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m <img src=x onerror=alert(1)>"
@@ -59,6 +60,7 @@ def hidden_fields(page: str) -> dict[str, list[str]]:
     return found
 
 
+ESCALATED = "/dead-letters?tab=escalated"
 GROUP = "/dead-letters/group?pattern=site+%3Cn%3E+answered+%3Cn%3E"
 DECIDE = GROUP.replace("group?", "decide?resolution={}&")
 
@@ -248,13 +250,54 @@ async def test_escalated_letters_wait_in_their_own_list(served: Served) -> None:
     assert await statuses(served, ids) == ["READY"]
 
 
+async def test_escalated_letters_are_decided_about_together_after_their_number_was_shown(
+    served: Served,
+) -> None:
+    ids = await some(served, 4)
+    (other,) = await kill(served, NewTask("review"), error="token expired")
+    letters = served.service.engine.dead_letters
+    for task_id in (*ids[:3], other):
+        await letters.resolve(task_id, ResolutionRequest(resolution="escalate", reviewer="ann"))
+    person = Person(served)
+    page = await person.page(ESCALATED)
+    assert "4 escalated dead letters wait for a decision." in text_of(page)
+    assert page.count('name="task" value="') == 4
+    decide = set(addresses(page, "/dead-letters/decide?"))
+    words = ("retry", "modify_and_retry", "cancel", "delete")
+    assert decide == {f"/dead-letters/decide?resolution={word}&escalated=yes" for word in words}
+
+    # One of the chosen ones, and then the rest, of which another person decides about one.
+    chosen = await person.page(f"/dead-letters/decide?resolution=cancel&task={other}&task={ids[0]}")
+    assert "2 open dead letters match now" in text_of(chosen)
+    await person.act("/dead-letters/decide", hidden_fields(chosen) | {"task": [other], "step": "all"})
+    shown = await person.page("/dead-letters/decide?resolution=retry&escalated=yes")
+    assert "Retry escalated dead letters" in text_of(shown)
+    assert "3 escalated dead letters match now" in text_of(shown)
+    await letters.resolve(ids[0], ResolutionRequest(resolution="cancel", reviewer="bob"))
+    fields = hidden_fields(shown)
+    tried = text_of(await person.act("/dead-letters/decide", fields | {"step": "one"}))
+    assert "Retried 1. 1 waits for a decision." in tried
+    assert "Retried 1." in await person.act("/dead-letters/decide", fields | {"step": "all"})
+    assert await statuses(served, [*ids, other]) == [
+        "CANCELLED",
+        "READY",
+        "READY",
+        "DEAD_LETTERED",
+        "CANCELLED",
+    ]
+    assert "No escalated dead letters" in text_of(await person.page(ESCALATED))
+
+
 async def test_a_reader_sees_letters_and_no_buttons(served: Served) -> None:
     (task_id,) = await some(served, 1)
     token = (await served.service.tokens.create("reader", Scope.READ)).token
     person = Person(served)
     await person.log_in(token)
 
-    for path in (GROUP, f"/dead-letters/{task_id}"):
+    (escalated,) = await some(served, 1)
+    decision = ResolutionRequest(resolution="escalate", reviewer="ann")
+    await served.service.engine.dead_letters.resolve(escalated, decision)
+    for path in (GROUP, ESCALATED, f"/dead-letters/{task_id}"):
         page = await person.page(path)
         assert "Retry" not in text_of(page)
         assert "data-select" not in page

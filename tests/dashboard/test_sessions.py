@@ -393,3 +393,66 @@ async def test_an_unknown_address_is_a_page_for_people_and_a_problem_for_program
     assert "no-such-page" in page.body.decode()
     assert (await served.client.request("GET", "/no-such-page")).code == "not_found"
     assert (await served.client.request("GET", "/v1/nothing", headers=html)).code == "not_found"
+
+
+async def test_a_path_with_a_slash_too_many_leads_to_a_path_of_the_same_server(served: Served) -> None:
+    host = {"Host": f"127.0.0.1:{served.client.port}"}
+    for path, to in (
+        ("/tasks/", "/tasks"),
+        ("/tasks///", "/tasks"),
+        ("/tasks/?status=READY&q=a%20b", "/tasks?status=READY&q=a%20b"),
+        ("/v1/tasks/?limit=5", "/v1/tasks?limit=5"),
+        ("/tasks/a%0d%0aX-Bad:%20b/", "/tasks/a%0D%0AX-Bad:%20b"),
+        ("/sources/%5c%5cevil.example/", None),
+        ("//evil.example/", None),
+        ("//evil.example/tasks/", None),
+        ("///tasks/", None),
+        ("/%2F/evil.example/", None),
+        ("/nowhere/", None),
+    ):
+        reply = await _raw(served, "GET", path, headers=host)
+        if to is None:
+            assert "location" not in reply.headers, (path, reply)
+        else:
+            assert (reply.status, reply.headers["location"]) == (307, to), path
+    # The method and the body are sent again.
+    assert (await _raw(served, "POST", "/v1/tasks/", headers=host)).status == 307
+
+
+async def test_an_error_page_offers_to_log_in_only_if_that_helps(serve: Serve) -> None:
+    async with serve() as served:
+        # Without tokens there is nothing to log in with.
+        page = (await Person(served).get("/tasks/unknown")).body.decode()
+        assert "There is no task" in page
+        assert "/login" not in page
+        reader = await _logged_in(served, await _token(served, "read", "rita"))
+        missing = await reader.get("/tasks/unknown")
+        assert missing.status == 404
+        assert "/login" not in missing.body.decode()
+        assert "Log out" not in missing.body.decode()
+
+        port = served.client.port
+        headers = {**_cookie(reader), "Accept": "text/html"}
+        for referer, back in (
+            (f"http://127.0.0.1:{port}/tasks?q=a%22b", "/tasks?q=a%22b"),
+            (f"http://127.0.0.1:{port}/sources/new", None),
+            (f"http://127.0.0.1:{port}//evil.example", None),
+            ("http://evil.example/tasks", None),
+            ("http://[", None),
+        ):
+            reply = await _raw(served, "GET", "/sources/new", headers={**headers, "Referer": referer})
+            page = reply.body.decode()
+            assert reply.status == 403
+            assert "the scope operate or higher" in page
+            assert "rita</bdi> with the scope read" in page
+            assert "/login" not in page
+            assert ("Back to the page before" in page) == (back is not None), referer
+            assert back is None or f'href="{back}"' in page
+        reply = await _raw(served, "GET", "/nowhere", headers=headers)
+        assert (reply.status, "/login" in reply.body.decode()) == (404, False)
+
+        stranger = await _raw(served, "GET", "/nowhere", headers={"Accept": "text/html"})
+        assert (stranger.status, 'href="/login"' in stranger.body.decode()) == (404, True)
+        await reader.page("/")
+        left = await reader.follow(await reader.submit("/logout"))
+        assert b"Log in to Lineshaft" in left.body

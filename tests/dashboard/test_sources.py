@@ -12,7 +12,7 @@ from playwright.async_api import expect
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.sources.firing import Occasion
-from lineshaft.types.sources import NewSource, SourceKind, Verification
+from lineshaft.types.sources import NewSource, SourceFields, SourceKind, Verification
 from tests.dashboard.conftest import Serve, Served, Visitor
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.dashboard.records import HOSTILE, addresses, check_act, check_harmless, live_part, reader_of
@@ -176,6 +176,50 @@ async def test_each_act_is_carried_out_and_recorded(
     check_act(connection, "source.deleted", None, source="weekly")
     assert (await person.get("/sources/weekly")).status == 404
     assert (await person.submit("/sources/weekly/fire")).status == 404
+
+
+async def test_who_edits_what_another_person_has_changed_sees_both_before_it_is_saved(
+    served: Served, engine: Engine
+) -> None:
+    await _schedule(engine)
+    ann, bob = Person(served), Person(served)
+    opened = _hidden_version(await ann.page("/sources/weekly"))
+    await bob.page("/sources/weekly")
+    definition = "kind: schedule\ncron: '0 9 * * {}'\ntemplate: {{task: {{type: report}}}}\n"
+    fields = {"definition": definition.format("WED"), "version": opened, "your_name": "Bob <b>"}
+    page = await bob.act("/sources/weekly/save", fields)
+    assert "Changed" in page
+    stored = await engine.sources.get("weekly")
+    assert (stored.updated_by, _hidden_version(page)) == ("Bob <b>", str(stored.version))
+
+    fields = {"definition": definition.format("TUE") + "max_open: 2", "version": opened}
+    # A dry run doesn't make it a newer version.
+    tried = await ann.submit("/sources/weekly/try", fields)
+    assert _hidden_version(tried.body.decode()) == opened
+    reply = await ann.submit("/sources/weekly/save", fields)
+    assert reply.status == 409
+    refused = reply.body.decode()
+    seen = text_of(refused)
+    assert "Nothing was saved: the source was changed while you edited it Bob <b> changed it" in seen
+    assert '"0 9 * * WED" "0 9 * * TUE"' in seen
+    assert "/max_open null 2" in seen
+    assert "TUE" in refused.partition('class="definition"')[2].partition("</textarea>")[0]
+    assert (await engine.sources.get("weekly")) == stored
+    # What was shown may be replaced, and only that.
+    shown = _hidden_version(refused)
+    await engine.sources.patch("weekly", SourceFields(enabled=False))
+    reply = await ann.submit("/sources/weekly/save", {**fields, "version": shown})
+    assert reply.status == 409
+    fields["version"] = _hidden_version(reply.body.decode())
+    await ann.act("/sources/weekly/save", fields)
+    found = await engine.sources.get("weekly")
+    assert (found.cron, found.max_open, found.is_enabled, found.updated_by) == ("0 9 * * TUE", 2, False, NAME)
+    for version in ("inf", "x"):
+        assert (await ann.submit("/sources/weekly/save", {**fields, "version": version})).status == 422
+
+
+def _hidden_version(page: str) -> str:
+    return page.partition('name="version" value="')[2].partition('"')[0]
 
 
 async def test_what_the_editor_shows_is_what_it_stores(served: Served, engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Notifications: every event of a configured kind arrives once, through crashes and outages."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -243,7 +244,7 @@ async def test_retries_have_growing_delays(
 def with_patience(to: Destination) -> Destination:
     """Longer than the test waits."""
     assert isinstance(to.sender, Webhook)
-    return replace(to, sender=replace(to.sender, timeout_sec=600))
+    return replace(to, sender=dataclasses.replace(to.sender, timeout_sec=600))
 
 
 async def test_a_destination_that_hangs_does_not_delay_others(

@@ -127,7 +127,7 @@ def show_(args: argparse.Namespace) -> int:
         [
             ("DAG", dag.id),
             ("Title", dag.title),
-            ("Status", dag.status),
+            ("Status", dag.outcome),
             ("Created", " by ".join(filter(None, (moment_and_age(dag.created_at), dag.created_by)))),
             ("Tasks", ", ".join(f"{count} {status}" for status, count in dag.counts.items())),
             ("Cost", money),

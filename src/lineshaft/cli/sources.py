@@ -47,6 +47,12 @@ def add_to(commands: "Actions") -> None:
     )
     _named(put)
     put.add_argument("definition", metavar="JSON", help="the definition, or @FILE with JSON or YAML")
+    put.add_argument(
+        "--if-version",
+        type=positive,
+        metavar="N",
+        help="only if it still has this version ('sources show'): don't overwrite what others changed",
+    )
     fire = _named(_add(actions, "fire", "fire a source now", fire_))
     fire.add_argument("--event", metavar="JSON", help="the event for its template")
     fire.add_argument("--dry-run", action="store_true", help="only show the tasks that it would create")
@@ -127,6 +133,8 @@ def _show(args: argparse.Namespace, source: "Source") -> None:
         ("Next", moment(source.next_at)),
         ("Last", f"{moment(source.last_fired_at)} {source.last_outcome}" if source.last_outcome else ""),
         ("Open tasks", str(source.open_tasks)),
+        ("Changed", f"{moment(source.updated_at)}{f' by {source.updated_by}' if source.updated_by else ''}"),
+        ("Version", str(source.version)),
     ]
     rest = {
         name: value
@@ -192,7 +200,7 @@ def put_(args: argparse.Namespace) -> int:
     except msgspec.ValidationError as error:
         raise invalid_input(error) from None
     with connect(args, create=True) as shaft:
-        _show(args, shaft.sources.put(source))
+        _show(args, shaft.sources.put(source, version=args.if_version))
     return 0
 
 

@@ -470,13 +470,13 @@ class DatabaseBackend:
         return await self.engine.sources.create(source)
 
     @_by_hand
-    async def put_source(self, source: NewSource) -> Source:
+    async def put_source(self, source: NewSource, *, version: int | None = None) -> Source:
         origin = "agent" if source.name.startswith("agent:") else "api"
-        return (await self.engine.sources.put(source, origin=origin))[0]
+        return (await self.engine.sources.put(source, version=version, origin=origin))[0]
 
     @_by_hand
-    async def patch_source(self, name: str, changes: SourceFields) -> Source:
-        return await self.engine.sources.patch(name, changes)
+    async def patch_source(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
+        return await self.engine.sources.patch(name, changes, version=version)
 
     @_by_hand
     async def delete_source(self, name: str) -> None:

@@ -535,13 +535,14 @@ class HttpBackend:
     async def create_source(self, source: NewSource) -> Source:
         return await self._post("/v1/sources", Source, definition_of(source), again=False)
 
-    async def put_source(self, source: NewSource) -> Source:
-        path = f"/v1/sources/{_part(source.name)}"
-        return await self._call("PUT", path, Source, encode(definition_of(source)))
+    async def put_source(self, source: NewSource, *, version: int | None = None) -> Source:
+        path, body = f"/v1/sources/{_part(source.name)}", _based_on(version, source)
+        # What took effect has a new version: the same call again would be refused.
+        return await self._call("PUT", path, Source, encode(body), again=version is None)
 
-    async def patch_source(self, name: str, changes: SourceFields) -> Source:
-        path = f"/v1/sources/{_part(name)}"
-        return await self._patch(path, Source, definition_of(changes), again=True)
+    async def patch_source(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
+        path, body = f"/v1/sources/{_part(name)}", _based_on(version, changes)
+        return await self._patch(path, Source, body, again=version is None)
 
     async def delete_source(self, name: str) -> None:
         await self._call("DELETE", f"/v1/sources/{_part(name)}", object, again=False)
@@ -731,6 +732,10 @@ def _of_store() -> Iterator[None]:
         yield
     except UnavailableError as error:
         raise StoreUnavailableError(str(error)) from None
+
+
+def _based_on(version: int | None, source: SourceFields) -> dict[str, Any]:
+    return definition_of(source) | ({} if version is None else {"version": version})
 
 
 def _part(name: str) -> str:

@@ -14,9 +14,12 @@ class Sources:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def put(self, source: NewSource) -> Source:
-        """Create or replace a source. Without `enabled`, an existing one stays paused or not."""
-        return await self._backend.put_source(source)
+    async def put(self, source: NewSource, *, version: int | None = None) -> Source:
+        """Create or replace a source. Without `enabled`, an existing one stays paused or not.
+
+        With the `version` that was read, raises InvalidTransitionError if the source has changed since.
+        """
+        return await self._backend.put_source(source, version=version)
 
     async def get(self, name: str) -> Source:
         return await self._backend.source(name)
@@ -31,9 +34,12 @@ class Sources:
         """Create a source; raises AlreadyExistsError if there is one with its name."""
         return await self._backend.create_source(source)
 
-    async def patch(self, name: str, changes: SourceFields) -> Source:
-        """Change fields of a source. `enabled` false pauses it until it is enabled by hand."""
-        return await self._backend.patch_source(name, changes)
+    async def patch(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
+        """Change fields of a source. `enabled` false pauses it until it is enabled by hand.
+
+        With the `version` that was read, raises InvalidTransitionError if the source has changed since.
+        """
+        return await self._backend.patch_source(name, changes, version=version)
 
     async def delete(self, name: str) -> None:
         """Delete a source and its history. Work that it has created stays."""
@@ -74,8 +80,8 @@ class SyncSources:
         self._sources = sources
         self._loop: _Runner = loop
 
-    def put(self, source: NewSource) -> Source:
-        return self._loop.run(self._sources.put(source))
+    def put(self, source: NewSource, *, version: int | None = None) -> Source:
+        return self._loop.run(self._sources.put(source, version=version))
 
     def get(self, name: str) -> Source:
         return self._loop.run(self._sources.get(name))
@@ -88,8 +94,8 @@ class SyncSources:
     def create(self, source: NewSource) -> Source:
         return self._loop.run(self._sources.create(source))
 
-    def patch(self, name: str, changes: SourceFields) -> Source:
-        return self._loop.run(self._sources.patch(name, changes))
+    def patch(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
+        return self._loop.run(self._sources.patch(name, changes, version=version))
 
     def delete(self, name: str) -> None:
         self._loop.run(self._sources.delete(name))

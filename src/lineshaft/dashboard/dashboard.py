@@ -281,11 +281,26 @@ class Dashboard:
 
     # Errors.
 
-    def error(self, error: LineshaftError, request: Request) -> Response:
+    async def error(self, error: LineshaftError, request: Request) -> Response:
         found = problems.problem(error, request.scope.get("state", {}).get("request_id"))
-        # Loading an action again would not repeat it.
-        loads_again = request.method == "GET" and isinstance(error, UnavailableError)
-        context = {"problem": found, "fault": error, "loads_again": loads_again}
+        cookies = Cookies(request)
+        visitor, may_log_in = None, False
+        # Without the database, who visits can't be known.
+        if not isinstance(error, UnavailableError):
+            try:
+                visitor, _ = await self._principal(request, cookies)
+            except LineshaftError as refusal:
+                may_log_in = isinstance(refusal, UnauthorizedError)
+        context = {
+            "problem": found,
+            "fault": error,
+            # Loading an action again would not repeat it.
+            "loads_again": request.method == "GET" and isinstance(error, UnavailableError),
+            "visitor": visitor,
+            "may_log_in": may_log_in,
+            "csrf": cookies.csrf,
+            "back": _page_before(request),
+        }
         page = self._renderer.page("error.html", context)
         return HTMLResponse(page, found.status, headers=HEADERS | dict(_text(problems.headers_of(error))))
 
@@ -310,10 +325,10 @@ class _Endpoint:
         except ClientDisconnect:
             return
         except LineshaftError as error:
-            response = self._dashboard.error(error, request)
+            response = await self._dashboard.error(error, request)
         except Exception:  # noqa: BLE001 - logged with its traceback; the visitor gets the request id
             _log.exception("Unexpected error in a page", path=scope["path"])
-            response = self._dashboard.error(LineshaftError(INTERNAL_ERROR), request)
+            response = await self._dashboard.error(LineshaftError(INTERNAL_ERROR), request)
         await response(scope, receive, send)
 
 
@@ -349,6 +364,17 @@ def _local(target: str) -> str:
     if re.match(r"/(?![/\\])", target) is None or not target.isprintable():
         return "/"
     return target
+
+
+def _page_before(request: Request) -> str | None:
+    """The page of this server that led here, unless it is this one or the first."""
+    try:
+        before = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return None
+    path = _local(before.path + (f"?{before.query}" if before.query else ""))
+    is_own = before.netloc == request.headers.get("host")
+    return path if is_own and path not in {"/", _url(request)} else None
 
 
 def _redirect(to: str) -> Response:

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
+
+from lineshaft.model.spec_change import spec_changes
 
 #: Places of one spec that are compared, and places that are shown.
 _MOST_PLACES = 500
@@ -13,6 +16,25 @@ MOST_SHOWN = 40
 _MOST_VALUES = 4
 _MOST_TEXT = 120
 _MISSING = "(missing)"
+
+
+class Changed(NamedTuple):
+    """A place with its value before and after as JSON; None: it isn't there."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Changed]:
+    return [
+        Changed(change.path, _json_text(change.before), _json_text(change.after))
+        for change in spec_changes(before, after)
+    ]
+
+
+def _json_text(value: Any) -> str | None:
+    return None if value is UNSET else msgspec.json.encode(value).decode()
 
 
 class Difference(NamedTuple):

@@ -1,5 +1,6 @@
 """What a page gets and gives: a visit, a view, and the registry of pages and actions."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -39,9 +40,12 @@ class Values:
         if not text:
             return None
         try:
-            return float(text)
+            found = float(text)
         except ValueError:
-            raise InvalidInputError(errors=[(name, f"must be a number, got {text[:100]!r}")]) from None
+            found = math.nan
+        if not math.isfinite(found):
+            raise InvalidInputError(errors=[(name, f"must be a number, got {text[:100]!r}")])
+        return found
 
     def pairs(self) -> list[tuple[str, str]]:
         return list(self._pairs)

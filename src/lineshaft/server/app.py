@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Router
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lineshaft import __version__
@@ -62,7 +64,8 @@ class App(Router):
     """All routes. Errors are for the request middleware, which answers them; to people, with a page."""
 
     def __init__(self, routes: Sequence[BaseRoute], dashboard: Dashboard) -> None:
-        super().__init__(routes)
+        # Starlette's own redirects name a scheme and a host, which are not the client's behind a proxy.
+        super().__init__(routes, redirect_slashes=False)
         self._dashboard = dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +77,20 @@ class App(Router):
             refusal = _refusal(scope, error)
             if not wants_page(scope):
                 raise refusal from None
-            await self._dashboard.error(refusal, Request(scope))(scope, receive, send)
+            await (await self._dashboard.error(refusal, Request(scope)))(scope, receive, send)
+
+    async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A path with a slash too many leads to the one without."""
+        path = scope["path"].rstrip("/")
+        # A browser takes what follows two slashes for a host.
+        if scope["type"] == "http" and path != scope["path"] and not path.startswith("//"):
+            shorter = {**scope, "path": path}
+            if any(route.matches(shorter)[0] is not Match.NONE for route in self.routes):
+                query = scope["query_string"].decode("latin-1")
+                to = quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
+                await RedirectResponse(to)(scope, receive, send)
+                return
+        await super().not_found(scope, receive, send)
 
 
 def create_app(

@@ -23,6 +23,9 @@ class NewDag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     idempotency_key: str | None = None
 
 
+_NOT_DONE = {"CANCELLED": "cancelled", "DEAD_LETTERED": "dead-lettered"}
+
+
 class Dag(Struct, frozen=True, kw_only=True):
     id: str
     title: str
@@ -46,6 +49,16 @@ class Dag(Struct, frozen=True, kw_only=True):
     completed_at: datetime | None
     #: The DAG of a standalone task, which has no row of its own.
     virtual: bool
+
+    @property
+    def outcome(self) -> str:
+        """The status in words: tasks of a completed DAG may be cancelled, or dead letters that it ignored."""
+        rest = [
+            f"{number:,} of {sum(self.counts.values()):,} tasks {word}"
+            for status, word in _NOT_DONE.items()
+            if self.status == "completed" and (number := self.counts.get(status, 0))
+        ]
+        return ", ".join([self.status, *rest])
 
 
 class SubmittedDag(Struct, frozen=True):

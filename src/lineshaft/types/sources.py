@@ -90,8 +90,12 @@ class Source(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     kind: SourceKind
     #: Where it came from: `api`, `agent` or `file:NAME`.
     origin: str
+    #: Grows with each change. A change that names the version it is based on never overwrites a newer one.
+    version: int
     created_at: datetime
     updated_at: datetime
+    #: The person or token that last changed it by hand; null: unknown, or a file or a program did.
+    updated_by: str | None
     #: Of a schedule: when it fires next.
     next_at: datetime | None
     last_fired_at: datetime | None

@@ -7,7 +7,7 @@ import pytest
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.actor import acting_as
 from lineshaft.engine.sources.firing import Occasion
-from lineshaft.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from lineshaft.errors import AlreadyExistsError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.types.sources import SourceFields
 from tests.engine.sources.helpers import column, put, schedule, webhook
 from tests.world import World
@@ -66,6 +66,22 @@ async def test_replacing_a_source_keeps_its_age_and_its_pause(world: World) -> N
     assert third == second
     assert (fourth.is_enabled, fourth.next_at) == (True, first.next_at)
     assert kinds(world) == ["source.created"] + ["source.changed"] * 3
+
+
+async def test_a_change_of_a_version_that_is_gone_is_refused(world: World) -> None:
+    sources = world.engine.sources
+    first = await sources.create(schedule())
+    await sources.put(schedule(), version=first.version)
+    assert (await sources.get("s")).version == first.version, "nothing was changed"
+    paused = await sources.patch("s", SourceFields(enabled=False), version=first.version)
+    with pytest.raises(InvalidTransitionError, match="Source 's' was changed at 2026-02-08 09:00:00 UTC"):
+        await sources.put(schedule(max_open=3), version=first.version)
+    await sources.delete("s")
+    # One that is created again is another one, and replacing a version creates nothing.
+    with pytest.raises(NotFoundError):
+        await sources.put(schedule(), version=paused.version)
+    again = await sources.create(schedule())
+    assert again.version > paused.version
 
 
 async def test_sources_are_listed_by_name(engine: Engine) -> None:

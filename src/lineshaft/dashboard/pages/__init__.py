@@ -5,12 +5,15 @@ from lineshaft.dashboard.pages import (
     approvals,
     costs,
     dags,
+    dead_letter_decisions,
     dead_letters,
     guards,
     new,
     overview,
     sources,
     task,
+    task_actions,
+    task_files,
     tasks,
 )
 
@@ -20,7 +23,11 @@ AREAS = tuple(
         overview,
         tasks,
         task,
+        task_actions,
+        task_files,
         dags,
+        # Before the page of a letter.
+        dead_letter_decisions,
         dead_letters,
         approvals,
         agents,

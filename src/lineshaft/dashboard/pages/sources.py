@@ -10,21 +10,23 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from lineshaft.dashboard.command_lines import command_line, element_id, segment
 from lineshaft.dashboard.rendering import duration
+from lineshaft.dashboard.spec_compare import changed
 from lineshaft.dashboard.visit import Done, Pages, View, Visit
 from lineshaft.engine.sources.firing import DryRun, Occasion, tick_event
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.errors import InvalidInputError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.model.printable import printable
 from lineshaft.server.routes.sources import check_verification
 from lineshaft.sources import ticks
 from lineshaft.sources.cron_words import in_words
-from lineshaft.sources.definition import Definition
+from lineshaft.sources.definition import Definition, checked
 from lineshaft.sources.file import name_on
 from lineshaft.types import Scope
 from lineshaft.types.problems import invalid_input
-from lineshaft.types.sources import NewSource, Source, SourceFields, SourceKind
+from lineshaft.types.sources import NewSource, Source, SourceFields, SourceKind, definition_of
 from lineshaft.types.written import read_written
 
 pages = Pages()
@@ -36,6 +38,7 @@ _DAY = timedelta(days=1)
 _STRIPS = 20
 _TICKS = 48
 _UPCOMING = 5
+_CONFLICT = 409
 _MINUTES = 1_440
 #: Characters of a definition or an event in a form: more than a source may have.
 _MAX_WRITTEN = 1 << 20
@@ -284,14 +287,16 @@ async def _source_view(visit: Visit, *, definition: str = "", event: str = "") -
         "times": times,
         "definition": definition or written(found.definition()),
         "event": event or _written_event(_first_event(visit, found)),
+        # Of the definition that the person began to edit, also after a dry run or a fault.
+        "version": visit.form.get("version") or found.version,
+        "differences": None,
         "dry": None,
     }
-    topics = _TOPICS
     return View(
         "source.html",
         f"Source {printable(name[:100])}",
         context,
-        topics=topics,
+        topics=_TOPICS,
         at_most_every_sec=1.0,
         refresh_sec=5.0,
     )
@@ -417,10 +422,26 @@ async def save(visit: Visit) -> Done | View:
     try:
         given = _entered_source(name, visit.form.get("definition"))
         check_verification(visit.service, visit.principal, given.verify)
-        stored, _ = await visit.engine.sources.put(given)
+        version = visit.form.number("version")
+        stored, _ = await visit.engine.sources.put(given, version=None if version is None else int(version))
+    except InvalidTransitionError:
+        return await _changed_by_another(visit)
     except LineshaftError as error:
         return view.refused(error)
     return Done(Row(stored).address, f"Source {name} was changed.")
+
+
+async def _changed_by_another(visit: Visit) -> View:
+    """What is stored now beside what was entered. Saving again replaces what was shown, and only that."""
+    view = await _source_view(visit, **_entered(visit))
+    stored: Source = view.context["source"]
+    given = _entered_source(stored.name, visit.form.get("definition"))
+    theirs, yours = (
+        {name: value for name, value in definition.items() if name != "enabled"}
+        for definition in (stored.definition(), definition_of(checked(given)))
+    )
+    shown = view.with_context(version=stored.version, differences=changed(theirs, yours))
+    return replace(shown.still(), status=_CONFLICT)
 
 
 @pages.action("/sources/{name:path}/fire", Scope.OPERATE)

@@ -1,63 +1,43 @@
 """One task: why it isn't running, what happened, what came out, and at what price."""
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
 from urllib.parse import quote
 
 from markupsafe import Markup
-from msgspec import UNSET, Struct
-from msgspec.structs import replace
+from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
+from lineshaft.dashboard.pages.task_files import artifacts_of
 from lineshaft.dashboard.rendering import ago, moment, short
 from lineshaft.dashboard.timeline import ICONS, timeline
-from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
+from lineshaft.dashboard.visit import Pages, View, Visit
 from lineshaft.engine.feed.event_query import LAST, EventQuery
 from lineshaft.engine.read.relatives import MOST_CANCELLED, MOST_RELATIVES
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
-from lineshaft.model.file_names import safe_file_name
+from lineshaft.errors import NotFoundError
 from lineshaft.model.printable import printable
 from lineshaft.model.states import Status
-from lineshaft.server.framework.downloads import SAFE_HEADERS, Download, attachment
-from lineshaft.types import (
-    Artifact,
-    FailedAttempt,
-    Pause,
-    Reason,
-    ReasonCode,
-    Task,
-    TaskChange,
-    Why,
-)
-from lineshaft.types.artifacts import REF_PREFIX, artifact_id
+from lineshaft.types import FailedAttempt, Pause, Reason, ReasonCode, Task, Why
 from lineshaft.types.changes import LIMITS
 
 pages = Pages()
 
 _MOST_EVENTS, _EVENTS_PER_READ = 100, 500
-_MOST_ARTIFACTS = 100
 #: Inputs whose values are shown, not only linked.
 _MOST_INPUTS = 5
-#: Bytes of a text that are shown.
-_PREVIEW_BYTES = 20 << 10
-#: What a browser may show. Nothing here can contain a script.
-_PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-_TEXT_TYPES = ("text/", "application/json", "application/x-ndjson", "application/yaml", "application/xml")
 #: Other tasks whose events change what is said about this one.
 _MOST_TOPICS = 50
 _RETRIED = frozenset({Status.DEAD_LETTERED, Status.CANCELLED, Status.RETRYING})
-_REASON = 1_000
 
 
 @pages.page("/tasks/{id}")
 async def task(visit: Visit) -> View | Response:
-    return await _view(visit)
+    return await task_view(visit)
 
 
-async def _view(visit: Visit) -> View | Response:
+async def task_view(visit: Visit) -> View | Response:
     name = visit.path["id"]
     engine = visit.engine
     found = await engine.read.tasks_by_id([name])
@@ -96,7 +76,7 @@ async def _view(visit: Visit) -> View | Response:
         "cancelled_with": _cancelled_with(relatives.cancelled_with),
         "events": list(reversed(events.items)),
         "most_events": _MOST_EVENTS,
-        "artifacts": await _artifacts(visit, one),
+        "artifacts": await artifacts_of(visit, one),
         "inputs": await _inputs(visit, one),
         "can_retry": one.status in _RETRIED,
         "can_cancel": not one.status.ended,
@@ -283,7 +263,7 @@ def own_frames(traceback: str) -> str:
     return "\n".join(own) if own and len(own) < sum(len(lines) for _, lines in frames) else ""
 
 
-# Inputs and artifacts.
+# Inputs.
 
 
 class Input(Struct, frozen=True):
@@ -305,152 +285,7 @@ async def _inputs(visit: Visit, one: Task) -> list[Input]:
     ]
 
 
-class Listed(Struct, frozen=True):
-    artifact: Artifact
-    #: output, input, or empty: it was made by an attempt.
-    role: str
-
-    @property
-    def is_picture(self) -> bool:
-        return _type_of(self.artifact) in _PICTURES
-
-    @property
-    def is_text(self) -> bool:
-        return _type_of(self.artifact).startswith(_TEXT_TYPES)
-
-
-def _type_of(artifact: Artifact) -> str:
-    return artifact.content_type.partition(";")[0].strip().lower()
-
-
-async def _artifacts(visit: Visit, one: Task) -> list[Listed]:
-    output = _references(one.output.artifacts)
-    context = one.spec.get("context_refs")
-    given = _references(context if isinstance(context, list) else [])
-    made = await visit.engine.artifacts.page(task_id=one.id, limit=_MOST_ARTIFACTS, cursor=None)
-    known = {artifact.id: artifact for artifact in made.items}
-    others = [name for name in (*output, *given) if name not in known][:_MOST_ARTIFACTS]
-    if others:
-        known |= await visit.engine.artifacts.find(others)
-    roles = {**dict.fromkeys(given, "input"), **dict.fromkeys(output, "output")}
-    return [
-        Listed(artifact, roles.get(artifact.id, ""))
-        for artifact in sorted(known.values(), key=lambda each: (each.id not in output, each.created_at))
-    ]
-
-
-def _references(values: Sequence[Any]) -> list[str]:
-    """Ids of artifacts among what outputs and specs refer to."""
-    texts = [value.get("ref") if isinstance(value, dict) else value for value in values]
-    return [artifact_id(text) for text in texts if isinstance(text, str) and text.startswith(REF_PREFIX)]
-
-
-@pages.page("/tasks/{id}/artifacts/{artifact}")
-async def artifact_content(visit: Visit) -> Response:
-    """Pictures are shown; the first part of a text with `preview`; everything else is a download."""
-    artifacts = visit.engine.artifacts
-    artifact = await artifacts.get(visit.path["artifact"])
-    kind = _type_of(artifact)
-    if visit.query.get("preview"):
-        part = b"".join([chunk async for chunk in artifacts.read(artifact, 0, _PREVIEW_BYTES)])
-        text = printable(part.decode(errors="replace"))
-        more = f"\n… ({artifact.size:,} bytes)" if artifact.size > _PREVIEW_BYTES else ""
-        headers = {**SAFE_HEADERS, "Content-Type": "text/plain; charset=utf-8"}
-        return Response((text + more).encode(), headers=headers)
-    headers = dict(SAFE_HEADERS)
-    if kind in _PICTURES and not visit.query.get("download"):
-        headers |= {"Content-Type": kind, "Content-Disposition": "inline"}
-    else:
-        headers |= {
-            "Content-Type": "application/octet-stream",
-            "Content-Disposition": attachment(safe_file_name(artifact.name)),
-        }
-    return await _streamed(visit, artifact, headers)
-
-
-async def _streamed(visit: Visit, artifact: Artifact, headers: dict[str, str]) -> Response:
-    chunks = visit.engine.artifacts.read(artifact)
-    # A store that is away is an error of its own, as long as nothing was sent.
-    first = await anext(chunks, b"")
-
-    async def all_chunks() -> AsyncIterator[bytes]:
-        if first:
-            yield first
-        async for chunk in chunks:
-            yield chunk
-
-    return Download(all_chunks(), 200, {**headers, "Content-Length": str(artifact.size)})
-
-
-@pages.page("/tasks/{id}/output.json")
-async def output_json(visit: Visit) -> Response:
-    one = await visit.engine.read.task(visit.path["id"])
-    headers = _json_headers(one, "output")
-    if one.output.data_ref is None:
-        return Response(bytes(one.output.data_json), headers=headers)
-    artifact = await visit.engine.artifacts.get(one.output.data_ref)
-    return await _streamed(visit, artifact, headers)
-
-
-@pages.page("/tasks/{id}/spec.json")
-async def spec_json(visit: Visit) -> Response:
-    one = await visit.engine.read.task(visit.path["id"])
-    return Response(bytes(one.spec_json), headers=_json_headers(one, "spec"))
-
-
-def _json_headers(one: Task, what: str) -> dict[str, str]:
-    return {
-        **SAFE_HEADERS,
-        "Content-Type": "application/json",
-        "Content-Disposition": attachment(safe_file_name(f"{one.id}-{what}.json")),
-    }
-
-
-# Actions.
-
-
-async def _refused(visit: Visit, error: LineshaftError) -> View | Response:
-    view = await _view(visit)
-    # The address of an action is not a page that could be followed.
-    return (
-        replace(view, topics=frozenset(), refresh_sec=None).refused(error) if isinstance(view, View) else view
-    )
-
-
-def _here(visit: Visit) -> str:
-    return f"/tasks/{quote(visit.path['id'], safe='')}"
-
-
-@pages.action("/tasks/{id}/retry")
-async def retry(visit: Visit) -> Done | View | Response:
-    try:
-        status = await visit.engine.operations.retry(visit.path["id"])
-    except LineshaftError as error:
-        return await _refused(visit, error)
-    return Done(_here(visit), f"Retried: the task is {status}.")
-
-
-@pages.action("/tasks/{id}/cancel")
-async def cancel(visit: Visit) -> Done | View | Response:
-    reason = visit.form.get("reason")[:_REASON] or f"cancelled by {visit.actor}"
-    cascade = visit.form.get("cascade", "yes") == "yes"
-    try:
-        cancelled = await visit.engine.operations.cancel(visit.path["id"], reason, cascade=cascade)
-    except LineshaftError as error:
-        return await _refused(visit, error)
-    others = len(cancelled) - 1
-    if others < 0:
-        return Done(_here(visit), "The task was cancelled before.")
-    more = f" and {others:,} other{'' if others == 1 else 's'}" if others else ""
-    return Done(_here(visit), f"Cancelled the task{more}.")
-
-
-@pages.action("/tasks/{id}/resume")
-async def resume(visit: Visit) -> Done:
-    name = visit.form.get("type")
-    resumed = await visit.engine.operations.resume(None if name == "*" else name)
-    what = "everything" if name == "*" else f"type {printable(name)[:100]!r}"
-    return Done(_here(visit), f"Resumed {what}." if resumed else f"There was no pause of {what} any more.")
+# What can be changed.
 
 
 class Change(Struct, frozen=True):
@@ -491,68 +326,3 @@ def _changes(one: Task) -> list[Change]:
     if one.status is Status.CANCELLED and one.expire_at_deadline:
         return [field for field in fields if field.name == "deadline"]
     return [] if one.status.ended else fields
-
-
-@pages.action("/tasks/{id}/change")
-async def change(visit: Visit) -> Done | View | Response:
-    try:
-        wanted = _wanted_change(visit.form)
-        if not wanted:
-            return Done(_here(visit), "Nothing was changed: every field has its old value.")
-        await visit.engine.operations.change(visit.path["id"], TaskChange(**wanted))
-    except LineshaftError as error:
-        return await _refused(visit, error)
-    return Done(_here(visit), f"Changed {', '.join(sorted(wanted))}.")
-
-
-def _wanted_change(form: Values) -> dict[str, Any]:
-    """The fields that a person changed: those that differ from what the form showed."""
-    wanted: dict[str, Any] = {}
-    faults: list[tuple[str, str]] = []
-    given = dict(form.pairs())
-    for name, read in _READ.items():
-        text = given.get(name)
-        if text is None or text == given.get(f"was_{name}"):
-            continue
-        try:
-            wanted[name] = read(text)
-        except (ValueError, InvalidOperation):
-            faults.append((name, f"must be {_MUST_BE[name]}, got {text[:100]!r}"))
-    if faults:
-        raise InvalidInputError(errors=faults)
-    return {name: value for name, value in wanted.items() if value is not UNSET}
-
-
-def _moment(text: str) -> datetime | None:
-    if not text:
-        return None
-    time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _money(text: str) -> Decimal | None:
-    return Decimal(text) if text else None
-
-
-def _tags(text: str) -> list[str]:
-    return [tag for part in text.split(",") if (tag := part.strip())]
-
-
-_READ: Mapping[str, Any] = {
-    "priority": int,
-    "deadline": _moment,
-    "tags": _tags,
-    "max_attempts": int,
-    "max_cost_usd": _money,
-    "max_total_cost_usd": _money,
-    "max_duration_sec": float,
-}
-_MUST_BE = {
-    "priority": "a whole number",
-    "deadline": "a time in ISO 8601, such as 2030-01-31T09:00:00Z",
-    "tags": "texts separated by commas",
-    "max_attempts": "a whole number",
-    "max_cost_usd": "an amount in US dollars, or empty",
-    "max_total_cost_usd": "an amount in US dollars, or empty",
-    "max_duration_sec": "a number of seconds",
-}

@@ -228,8 +228,8 @@ connect();
 document.addEventListener("click", async (event) => {
   const target = event.target.closest("[data-dialog], [data-close], [data-live-toggle], [data-theme-toggle], [data-zone-toggle], [data-copy], #new-rows, [data-select-all]");
   if (!target) return;
-  if (target.dataset.dialog) document.getElementById(target.dataset.dialog).showModal();
-  else if (target.hasAttribute("data-close")) { target.closest("dialog").close(); flush(); }
+  if (target.dataset.dialog) openDialog(event, document.getElementById(target.dataset.dialog));
+  else if (target.hasAttribute("data-close")) closeDialog(event, target.closest("dialog"));
   else if (target.hasAttribute("data-live-toggle")) toggleLive();
   else if (target.hasAttribute("data-theme-toggle")) {
     const dark = localStorage.getItem("theme") === "dark" || (!localStorage.getItem("theme") && matchMedia("(prefers-color-scheme: dark)").matches);
@@ -245,6 +245,20 @@ document.addEventListener("click", async (event) => {
     showSelected();
   }
 });
+
+// Without this script the same buttons open and close a dialog as a popover, which is not modal.
+function openDialog(event, dialog) {
+  event.preventDefault();
+  if (dialog.matches(":popover-open")) dialog.hidePopover();
+  dialog.showModal();
+}
+
+function closeDialog(event, dialog) {
+  if (!dialog.open) return;
+  event.preventDefault();
+  dialog.close();
+  flush();
+}
 
 async function copy(button) {
   const text = button.dataset.copy;

@@ -29,11 +29,17 @@ def acting_as(name: str | None) -> Iterator[None]:
         acting.reset(before)
 
 
+def actor_name() -> str | None:
+    """Who acts, as it is stored; None: unknown, or no person acts."""
+    name = acting.get()
+    return None if name is None else replace_unstorable(name)
+
+
 def with_actor(data: Mapping[str, Any] | None = None, reason: str | None = None) -> dict[str, Any]:
     """The data of an act's event, with the actor and the person's reason, if they are known."""
     found = dict(data or {})
-    if (name := acting.get()) is not None:
-        found["actor"] = replace_unstorable(name)
+    if (name := actor_name()) is not None:
+        found["actor"] = name
     if reason:
         if len(reason) > MAX_REASON:
             fault = f"must have at most {MAX_REASON} characters, got {len(reason)}"

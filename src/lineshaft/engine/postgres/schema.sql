@@ -8,6 +8,7 @@ CREATE TYPE lineshaft.task_status AS ENUM ('CREATED', 'PENDING', 'READY', 'CLAIM
 CREATE SEQUENCE lineshaft.duplicate_no AS bigint;
 CREATE SEQUENCE lineshaft.generation_no AS integer;
 CREATE SEQUENCE lineshaft.lock_token AS bigint;
+CREATE SEQUENCE lineshaft.source_version AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
 
 -- Agents, with their budgets. Their processes are in instance.
@@ -440,6 +441,7 @@ CREATE TABLE lineshaft.source (
     updated_at timestamp with time zone NOT NULL,
     next_tick timestamp with time zone,
     next_at timestamp with time zone,
+    version bigint NOT NULL DEFAULT nextval('lineshaft.source_version'::regclass),
     paused boolean NOT NULL DEFAULT false,
     name text COLLATE "C" NOT NULL,
     cursor text COLLATE "C",
@@ -447,6 +449,7 @@ CREATE TABLE lineshaft.source (
     origin text COLLATE "C" NOT NULL,
     definition jsonb NOT NULL,
     applied jsonb,
+    updated_by text,
     CONSTRAINT tick_has_time CHECK (((next_tick IS NULL) = (next_at IS NULL))),
     CONSTRAINT source_pkey PRIMARY KEY (id),
     CONSTRAINT source_name UNIQUE (name)

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from lineshaft.engine.feed.actor import act_json
+from lineshaft.engine.feed.actor import act_json, actor_name
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
 from lineshaft.engine.sources.firing import unknown_source
-from lineshaft.errors import AlreadyExistsError, InvalidInputError
+from lineshaft.errors import AlreadyExistsError, InvalidInputError, InvalidTransitionError
 from lineshaft.sources.definition import Definition, checked, compiled
 from lineshaft.types.page import Page, check_limit
 from lineshaft.types.problems import invalid_input
@@ -43,8 +43,10 @@ MAX_SOURCES_AT_ONCE = 10_000
 
 class _Read(Struct, frozen=True):
     id: int
+    version: int
     created_at: datetime
     updated_at: datetime
+    updated_by: str | None
     next_at: datetime | None
     next_tick: datetime | None
     paused: bool
@@ -62,8 +64,10 @@ class _Read(Struct, frozen=True):
         given["enabled"] = given["enabled"] and not self.paused
         given |= {
             "origin": self.origin,
+            "version": self.version,
             "created_at": self.created_at,
             "updated_at": self.updated_at,
+            "updated_by": self.updated_by,
             "next_at": self.next_at,
             "last_fired_at": self.last_fired_at,
             "last_outcome": self.last_outcome,
@@ -74,7 +78,10 @@ class _Read(Struct, frozen=True):
 
 class _Locked(Struct, frozen=True):
     id: int
+    version: int
     created_at: datetime
+    updated_at: datetime
+    updated_by: str | None
     next_at: datetime | None
     next_tick: datetime | None
     cursor: str | None
@@ -200,17 +207,20 @@ class Sources:
         await self._database.run(work, pipeline=False)
         return await self.get(source.name)
 
-    async def put(self, source: NewSource, *, origin: str = "api") -> tuple[Source, bool]:
+    async def put(
+        self, source: NewSource, *, version: int | None = None, origin: str = "api"
+    ) -> tuple[Source, bool]:
         """Create or replace a source; returns it and whether it is new.
 
-        Without `enabled`, an existing source stays as it is. With the origin `agent`, a definition that was
-        applied before changes nothing.
+        With a `version`, only that one is replaced: raises InvalidTransitionError if the source has changed
+        since, and NotFoundError if it was deleted. Without `enabled`, an existing source stays as it is. With
+        the origin `agent`, a definition that was applied before changes nothing.
         """
         given = checked(source)
 
         async def work(connection: Connection) -> bool:
             await connection.execute(_SQL["one_at_a_time"], {})
-            row = await self._lock(connection, source.name)
+            row = await self._lock(connection, source.name, version)
             if row is None:
                 applied = None if origin == "api" else definition_of(given)
                 await self._insert(connection, given, origin, applied)
@@ -227,12 +237,15 @@ class Sources:
         made = await self._database.run(work, pipeline=False)
         return await self.get(source.name), made
 
-    async def patch(self, name: str, changes: SourceFields) -> Source:
-        """Change fields of a source. `enabled` false pauses it until it is enabled by hand."""
+    async def patch(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
+        """Change fields of a source. `enabled` false pauses it until it is enabled by hand.
+
+        With a `version`, raises InvalidTransitionError if the source has changed since.
+        """
         given = definition_of(changes)
 
         async def work(connection: Connection) -> None:
-            row = await self._lock(connection, name)
+            row = await self._lock(connection, name, version)
             if row is None:
                 raise unknown_source(name)
             merged = {**definition_of(row.source), **given}
@@ -298,9 +311,20 @@ class Sources:
 
     # In a transaction.
 
-    async def _lock(self, connection: Connection, name: str) -> _Locked | None:
+    async def _lock(self, connection: Connection, name: str, version: int | None = None) -> _Locked | None:
         own = {**self._database.now, "name": name}
-        return await fetch_row(connection, _Locked, _SQL["lock_source"], own)
+        row = await fetch_row(connection, _Locked, _SQL["lock_source"], own)
+        if version is not None:
+            if row is None:
+                raise unknown_source(name)
+            if row.version != version:
+                by = "" if row.updated_by is None else f" by {row.updated_by}"
+                raise InvalidTransitionError(
+                    f"Source {name!r} was changed{by} at {row.updated_at:%Y-%m-%d %H:%M:%S} UTC: it has "
+                    f"version {row.version}, and your change is based on version {version}. Nothing was "
+                    "changed. Read the source again, and repeat your change with its new version."
+                )
+        return row
 
     async def _insert(
         self,
@@ -316,6 +340,7 @@ class Sources:
             _SQL["insert_source"],
             {
                 **self._database.now,
+                "actor": actor_name(),
                 "next_tick": tick,
                 "next_at": at,
                 "cursor": await self._start(source) if source.enabled else None,
@@ -368,6 +393,7 @@ class Sources:
             {
                 **self._database.now,
                 "id": row.id,
+                "actor": actor_name(),
                 "next_tick": tick,
                 "next_at": at,
                 "cursor": cursor,

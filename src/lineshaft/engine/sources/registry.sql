@@ -1,5 +1,5 @@
 -- fragment: source_columns
-    source.id, source.created_at, source.updated_at, source.next_at, source.next_tick, source.paused, source.name, source.kind, source.origin,
+    source.id, source.version, source.created_at, source.updated_at, source.updated_by, source.next_at, source.next_tick, source.paused, source.name, source.kind, source.origin,
     source.definition, source.applied, last.outcome AS last_outcome, last.last_at AS last_fired_at, opened.tasks AS open_tasks
 
 -- fragment: source_details
@@ -45,11 +45,11 @@ LIMIT %(limit)s::integer
 SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.sources', 0))
 
 -- name: lock_source
-SELECT id, created_at, next_at, next_tick, cursor, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
+SELECT id, version, created_at, updated_at, updated_by, next_at, next_tick, cursor, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.source WHERE name = %(name)s::text FOR UPDATE
 
 -- name: lock_of_origin
-SELECT id, created_at, next_at, next_tick, cursor, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
+SELECT id, version, created_at, updated_at, updated_by, next_at, next_tick, cursor, paused, name, origin, definition, applied, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.source WHERE origin = %(origin)s::text ORDER BY name FOR UPDATE
 
 -- name: read_now
@@ -57,17 +57,18 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS now
 
 -- name: insert_source
 -- Nothing if another transaction has just created it.
-INSERT INTO lineshaft.source (created_at, updated_at, next_tick, next_at, cursor, name, kind, origin, definition, applied)
+INSERT INTO lineshaft.source (created_at, updated_at, updated_by, next_tick, next_at, cursor, name, kind, origin, definition, applied)
 VALUES (
-    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(next_tick)s::timestamptz, %(next_at)s::timestamptz,
-    %(cursor)s::text, %(name)s::text, %(kind)s::text, %(origin)s::text, %(definition)s::jsonb, %(applied)s::jsonb
+    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(actor)s::text, %(next_tick)s::timestamptz,
+    %(next_at)s::timestamptz, %(cursor)s::text, %(name)s::text, %(kind)s::text, %(origin)s::text, %(definition)s::jsonb, %(applied)s::jsonb
 )
 ON CONFLICT (name) DO NOTHING
 RETURNING id
 
 -- name: update_source
 UPDATE lineshaft.source
-SET updated_at = coalesce(%(now)s::timestamptz, now()), next_tick = %(next_tick)s::timestamptz, next_at = %(next_at)s::timestamptz,
+SET version = nextval('lineshaft.source_version'), updated_at = coalesce(%(now)s::timestamptz, now()), updated_by = %(actor)s::text,
+    next_tick = %(next_tick)s::timestamptz, next_at = %(next_at)s::timestamptz,
     kind = %(kind)s::text, origin = %(origin)s::text, definition = %(definition)s::jsonb, applied = %(applied)s::jsonb,
     paused = %(paused)s::boolean, cursor = %(cursor)s::text
 WHERE id = %(id)s::bigint

@@ -108,7 +108,12 @@ class CreateToken(Body, frozen=True, kw_only=True):
     budget_usd: Decimal | float | None = None
 
 
-class PutSource(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChangeSource(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: The version that the change is based on: it is refused if the source has changed since.
+    version: int | None = None
+
+
+class PutSource(ChangeSource, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: SourceKind
     #: As in the path.
     name: str | UnsetType = UNSET

@@ -113,13 +113,15 @@ async def get_source(call: Call) -> Answer:
     "/v1/sources/{name:path}",
     Scope.AGENT,
     {200: Source, 201: Source},
+    codes=("not_found", "invalid_transition"),
     example=_EXAMPLE,
 )
 async def put_source(call: Call, body: requests.PutSource) -> Answer:
     """Create or replace a source.
 
     Needs the scope `operate`, except for a schedule named `agent:ID/NAME`, which the agent itself may declare
-    with the scope `agent`. Without `enabled`, an existing source stays paused or not.
+    with the scope `agent`. Without `enabled`, an existing source stays paused or not. With `version`, only
+    that version is replaced: `invalid_transition` if the source has changed since, and nothing is created.
     """
     name = call.path["name"]
     if body.name not in {UNSET, name}:
@@ -133,6 +135,7 @@ async def put_source(call: Call, body: requests.PutSource) -> Answer:
     given: dict[str, Any] = {field: getattr(body, field) for field in SourceFields.__struct_fields__}
     source, made = await call.service.engine.sources.put(
         NewSource(name=name, kind=body.kind, **given),
+        version=body.version,
         origin="api" if agent is None else "agent",
     )
     return Answer(source, 201 if made else 200)
@@ -142,16 +145,19 @@ async def put_source(call: Call, body: requests.PutSource) -> Answer:
     "/v1/sources/{name:path}",
     Scope.OPERATE,
     Source,
-    codes=("not_found",),
+    codes=("not_found", "invalid_transition"),
     example={"enabled": False},
 )
-async def change_source(call: Call, body: SourceFields) -> Answer:
-    """Change fields of a source. `enabled` false pauses it until it is enabled by hand."""
+async def change_source(call: Call, body: requests.ChangeSource) -> Answer:
+    """Change fields of a source. `enabled` false pauses it until it is enabled by hand.
+
+    With `version`, it is `invalid_transition` if the source has changed since.
+    """
     if not definition_of(body):
         raise InvalidInputError(errors=[("", "nothing to change: give a field of the source")])
     check_verification(call.service, call.principal, body.verify)
     name = call.path["name"]
-    return Answer(await call.service.engine.sources.patch(name, body))
+    return Answer(await call.service.engine.sources.patch(name, body, version=body.version))
 
 
 @routes.delete("/v1/sources/{name:path}", Scope.OPERATE, codes=("not_found",))

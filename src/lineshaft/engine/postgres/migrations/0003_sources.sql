@@ -1,5 +1,8 @@
 -- Sources: rules that create work when something happens, and what became of it.
 
+-- Versions of sources: never used twice, so that a source that is created again isn't taken for the deleted one.
+CREATE SEQUENCE lineshaft.source_version AS bigint CACHE 1;
+
 CREATE TABLE lineshaft.source (
     id bigint GENERATED ALWAYS AS IDENTITY,
     created_at timestamptz NOT NULL,
@@ -7,6 +10,8 @@ CREATE TABLE lineshaft.source (
     -- Of an enabled schedule: the next tick, and when it fires, which is later by its jitter.
     next_tick timestamptz,
     next_at timestamptz,
+    -- Grows with each change: a change that names the version it is based on is refused if there is a newer one.
+    version bigint NOT NULL DEFAULT nextval('lineshaft.source_version'),
     -- Paused by hand: stays so when a file is applied.
     paused boolean NOT NULL DEFAULT false,
     name text COLLATE "C" NOT NULL,
@@ -18,6 +23,7 @@ CREATE TABLE lineshaft.source (
     definition jsonb NOT NULL,
     -- As a file or an agent last gave it: the same again changes nothing.
     applied jsonb,
+    updated_by text,
     CONSTRAINT source_pkey PRIMARY KEY (id),
     CONSTRAINT source_name UNIQUE (name),
     CONSTRAINT tick_has_time CHECK ((next_tick IS NULL) = (next_at IS NULL))
@@ -26,6 +32,7 @@ COMMENT ON TABLE lineshaft.source IS 'Sources: schedules, webhooks and other rul
 COMMENT ON COLUMN lineshaft.source.id IS 'A source that is deleted and created again has another id.';
 COMMENT ON COLUMN lineshaft.source.created_at IS 'When it was created; every_sec counts from here.';
 COMMENT ON COLUMN lineshaft.source.updated_at IS 'When its definition was last changed.';
+COMMENT ON COLUMN lineshaft.source.version IS 'Grows with each change, and is never used twice.';
 COMMENT ON COLUMN lineshaft.source.next_tick IS 'Of an enabled schedule: its next tick.';
 COMMENT ON COLUMN lineshaft.source.next_at IS 'When that tick fires: with its jitter.';
 COMMENT ON COLUMN lineshaft.source.paused IS 'It was paused by hand.';
@@ -34,6 +41,7 @@ COMMENT ON COLUMN lineshaft.source.cursor IS 'Of an enabled event source: its pl
 COMMENT ON COLUMN lineshaft.source.kind IS 'schedule, webhook, files, event or observer.';
 COMMENT ON COLUMN lineshaft.source.origin IS 'Where it came from: api, agent or file:NAME.';
 COMMENT ON COLUMN lineshaft.source.definition IS 'What it does, with all defaults.';
+COMMENT ON COLUMN lineshaft.source.updated_by IS 'The person or token that last changed it by hand; NULL: none did, or unknown.';
 COMMENT ON COLUMN lineshaft.source.applied IS 'The definition that a file or an agent last gave; NULL: none did.';
 -- The scheduler reads due schedules only, however many there are.
 CREATE INDEX source_due ON lineshaft.source (next_at) WHERE next_at IS NOT NULL;
