@@ -147,7 +147,7 @@ async def fill(shaft: Lineshaft) -> Sample:
     await shaft.submit(NewTask(type="translate", title="Translate into French", priority=2))
     locked = await shaft.submit(NewTask(type="edit", title="Edit the contract", lock_key="contract-17"))
     waiting = await shaft.submit(NewTask(type="edit", title="Proofread the contract", lock_key="contract-17"))
-    await _hold(shaft, "edit", "editor")
+    await hold(shaft, "edit", "editor")
     await _meet_rate_limit(shaft)
     await shaft.open_breaker("deploy", reason="The host is being moved")
     done = dag.tasks["research-market"].id
@@ -179,7 +179,7 @@ async def fill(shaft: Lineshaft) -> Sample:
     )
 
 
-async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
+async def hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
     """Claim and start what there is of a type, for an instance that lives as long as its lease."""
     new = NewAgent(
         id=agent_id, instance=f"{agent_id}-1", host="host-1", types=(type_,), claim_ttl_sec=3600, **agent
@@ -191,7 +191,7 @@ async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> li
 
 async def _meet_rate_limit(shaft: Lineshaft) -> None:
     await shaft.submit(NewTask(type="draw", title="Draw the cover"))
-    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=("pictures/large",))
+    (claim,) = await hold(shaft, "draw", "illustrator", models_available=("pictures/large",))
     await shaft.backend.fail([Failure(claim, "429 Too Many Requests", "rate_limit", retry_after_sec=900)])
 
 
