@@ -23,8 +23,9 @@ _SUMMARY_SCHEMA = {
         "audience": {"enum": ["customers", "staff"]},
     },
 }
-#: Calls that are refused; the others time out.
-_REFUSED = 2
+#: Calls that fail: the first ones are refused, the others time out. The last one opens the breaker: one more
+#: would be tried or not, depending on whether it is claimed before that.
+_FAILING, _REFUSED = 5, 1
 _TRACE_CAUSE = "connection to crm.example timed out after 30 s (request {number})"
 
 
@@ -127,7 +128,7 @@ async def fill(shaft: Lineshaft) -> Sample:
     dag = await shaft.submit_dag(
         "Quarterly market report", _tasks(), budget_ceiling_usd=20, created_by="human:ada"
     )
-    for number in range(6):
+    for number in range(_FAILING):
         sync = NewTask(
             type="crm-sync", title=f"Copy contacts {number}", spec={"number": number}, max_attempts=1
         )
