@@ -5,9 +5,21 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    async_playwright,
+    expect,
+)
 
 from tests.server.conftest import Serve, Served, serve
+
+#: What a page shows in the end. As long as for a click: the machine may be busy with other tests.
+_TIMEOUT_MS = 15_000
+expect.set_options(timeout=_TIMEOUT_MS)
 
 __all__ = ["Serve", "Served", "serve"]
 
@@ -65,7 +77,7 @@ async def visitor(browser: Browser, served: Served, **options: object) -> Visito
     """`options` are those of a browser context, such as viewport and color_scheme."""
     context = await browser.new_context(**options)  # type: ignore[arg-type]
     page = await context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(_TIMEOUT_MS)
     return Visitor(context, page, f"http://127.0.0.1:{served.client.port}")
 
 

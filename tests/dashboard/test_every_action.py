@@ -649,10 +649,18 @@ async def change_a_source(desk: Desk) -> None:
 
 
 @drives("/sources/{name:path}/fire")
-async def fire_a_source_with_a_double_click(desk: Desk) -> None:
+async def fire_a_source_with_two_clicks(desk: Desk) -> None:
     await desk.tab.open("/sources/weekly")
     dialog = await desk.ask("Fire now")
-    await dialog.get_by_role("button", name="Fire now").dblclick()
+    box = await dialog.get_by_role("button", name="Fire now").bounding_box()
+    assert box is not None
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    # The server is slow: the second click comes while it works on the first one.
+    with desk.connection.transaction():
+        desk.connection.execute("LOCK TABLE lineshaft.source IN EXCLUSIVE MODE")
+        async with desk.page.expect_request("**/fire"):
+            await desk.page.mouse.click(*middle)
+        await desk.page.mouse.click(*middle)
     await desk.sees("It fired: created, 1 task.")
     await expect(desk.page.locator("#live tbody tr")).to_have_count(1)
     found = await desk.engine.sources.firings("weekly", limit=10, cursor=None)
