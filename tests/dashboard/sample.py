@@ -23,8 +23,9 @@ _SUMMARY_SCHEMA = {
         "audience": {"enum": ["customers", "staff"]},
     },
 }
-#: Calls that are refused; the others time out.
-_REFUSED = 2
+#: Calls that fail: the first ones are refused, the others time out. The last one opens the breaker: one more
+#: would be tried or not, depending on whether it is claimed before that.
+_FAILING, _REFUSED = 5, 1
 _TRACE_CAUSE = "connection to crm.example timed out after 30 s (request {number})"
 
 
@@ -127,7 +128,7 @@ async def fill(shaft: Lineshaft) -> Sample:
     dag = await shaft.submit_dag(
         "Quarterly market report", _tasks(), budget_ceiling_usd=20, created_by="human:ada"
     )
-    for number in range(6):
+    for number in range(_FAILING):
         sync = NewTask(
             type="crm-sync", title=f"Copy contacts {number}", spec={"number": number}, max_attempts=1
         )
@@ -147,7 +148,7 @@ async def fill(shaft: Lineshaft) -> Sample:
     await shaft.submit(NewTask(type="translate", title="Translate into French", priority=2))
     locked = await shaft.submit(NewTask(type="edit", title="Edit the contract", lock_key="contract-17"))
     waiting = await shaft.submit(NewTask(type="edit", title="Proofread the contract", lock_key="contract-17"))
-    await _hold(shaft, "edit", "editor")
+    await hold(shaft, "edit", "editor")
     await _meet_rate_limit(shaft)
     await shaft.open_breaker("deploy", reason="The host is being moved")
     done = dag.tasks["research-market"].id
@@ -179,7 +180,7 @@ async def fill(shaft: Lineshaft) -> Sample:
     )
 
 
-async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
+async def hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
     """Claim and start what there is of a type, for an instance that lives as long as its lease."""
     new = NewAgent(
         id=agent_id, instance=f"{agent_id}-1", host="host-1", types=(type_,), claim_ttl_sec=3600, **agent
@@ -191,7 +192,7 @@ async def _hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> li
 
 async def _meet_rate_limit(shaft: Lineshaft) -> None:
     await shaft.submit(NewTask(type="draw", title="Draw the cover"))
-    (claim,) = await _hold(shaft, "draw", "illustrator", models_available=("pictures/large",))
+    (claim,) = await hold(shaft, "draw", "illustrator", models_available=("pictures/large",))
     await shaft.backend.fail([Failure(claim, "429 Too Many Requests", "rate_limit", retry_after_sec=900)])
 
 

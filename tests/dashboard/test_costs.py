@@ -2,6 +2,7 @@
 
 import csv
 import io
+from datetime import UTC, datetime
 
 from lineshaft import Lineshaft
 from lineshaft.dashboard.pages.costs import _cell
@@ -11,6 +12,7 @@ from tests.dashboard.sample import fill
 
 
 async def test_every_table_of_costs_is_also_a_file(served: Served) -> None:
+    began = datetime.now(UTC)
     async with Lineshaft(f"http://127.0.0.1:{served.client.port}") as shaft:
         await fill(shaft)
     await served.client.submit("research", title="x")
@@ -30,7 +32,10 @@ async def test_every_table_of_costs_is_also_a_file(served: Served) -> None:
         assert reply.headers["content-disposition"] == f'attachment; filename="lineshaft-costs-by-{name}.csv"'
         rows = list(csv.DictReader(io.StringIO(reply.body.decode())))
         assert expected in {row.get("key") or row.get("title") for row in rows}, rows
-    assert len(list(csv.reader(io.StringIO((await person.get("/costs/day.csv")).body.decode())))) == 2
+    by_day = list(csv.DictReader(io.StringIO((await person.get("/costs/day.csv")).body.decode())))
+    # Two days, if the first one ended while the agents worked.
+    assert by_day
+    assert {row["day"] for row in by_day} <= {str(at.date()) for at in (began, datetime.now(UTC))}
     assert (await person.get("/costs/nonsense.csv")).status == 404
     only = text_of(await person.page("/costs?type=crm-sync&days=nonsense"))
     assert "type: crm-sync" in only

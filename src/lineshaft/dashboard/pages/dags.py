@@ -62,6 +62,10 @@ async def dags(visit: Visit) -> View:
 
 @pages.page("/dags/{id}")
 async def dag(visit: Visit) -> View | Response:
+    return await _view(visit)
+
+
+async def _view(visit: Visit) -> View | Response:
     shown = await _read(visit)
     if isinstance(shown, Response):
         return shown
@@ -120,30 +124,36 @@ async def cancel(visit: Visit) -> Done:
     cancelled = await visit.engine.operations.cancel_dag(
         visit.path["id"], visit.form.get("reason", "cancelled on the dashboard")
     )
-    return Done(_address(visit), f"Cancelled {len(cancelled)} tasks.")
+    count = len(cancelled)
+    return Done(_address(visit), f"Cancelled {count:,} task{'' if count == 1 else 's'}.")
 
 
 @pages.action("/dags/{id}/budget")
-async def change_budget(visit: Visit) -> Done:
-    how, amount = visit.form.get("how"), visit.form.number("usd")
-    if how not in {"add", "set", "none"}:
-        raise InvalidInputError(errors=[("how", "must be add, set or none")])
-    if how != "none" and amount is None:
-        raise InvalidInputError(errors=[("usd", "is missing: how much?")])
-    await visit.engine.budgets.change_dag(
-        visit.path["id"],
-        ceiling_usd=None if how == "none" else amount if how == "set" else UNSET,
-        add_usd=amount if how == "add" else None,
-        title=None,
-    )
+async def change_budget(visit: Visit) -> Done | View | Response:
+    try:
+        how, amount = visit.form.get("how"), visit.form.number("usd")
+        if how not in {"add", "set", "none"}:
+            raise InvalidInputError(errors=[("how", "must be add, set or none")])  # noqa: TRY301 - as the others
+        if how != "none" and amount is None:
+            raise InvalidInputError(errors=[("usd", "is missing: how much?")])  # noqa: TRY301
+        await visit.engine.budgets.change_dag(
+            visit.path["id"],
+            ceiling_usd=None if how == "none" else amount if how == "set" else UNSET,
+            add_usd=amount if how == "add" else None,
+            title=None,
+        )
+    except InvalidInputError as error:
+        view = await _view(visit)
+        return view.refused(error) if isinstance(view, View) else view
     return Done(_address(visit), "The budget is changed. Tasks that it can pay for run now.")
 
 
 @pages.action("/dags/{id}/retry")
 async def retry_failed(visit: Visit) -> Done:
     wanted = TaskFilter(dag_id=visit.path["id"], status=(Status.DEAD_LETTERED,))
-    retried = await visit.engine.matching.retry(wanted)
-    return Done(_address(visit), f"Retried {retried.count} failed tasks; what waited for them follows.")
+    count = (await visit.engine.matching.retry(wanted)).count
+    what = "task; what waits for it" if count == 1 else "tasks; what waits for them"
+    return Done(_address(visit), f"Retried {count:,} failed {what} follows.")
 
 
 # How it is shown.

@@ -135,13 +135,21 @@ def _day_ends(visit: Visit) -> datetime:
 # What an operator changes.
 
 
-async def _acted(visit: Visit, act: Callable[[str | None], Awaitable[Any]], message: str) -> Done | View:
-    """Act with the reason of the form, or show the page with what is wrong."""
+_ENDED = "Nothing to change: it has already ended."
+
+
+async def _acted(
+    visit: Visit, act: Callable[[str | None], Awaitable[Any]], message: str, *, ended: str = _ENDED
+) -> Done | View:
+    """Act with the reason of the form, or show the page with what is wrong.
+
+    `ended`: what a person reads whose guard has ended in the meantime; then `act` is False or NotFoundError.
+    """
     try:
-        await act(visit.form.get("reason") or None)
+        if await act(visit.form.get("reason") or None) is False:
+            return Done("/guards", ended)
     except NotFoundError:
-        # It has ended in the meantime, which is what was wanted.
-        return Done("/guards", "Nothing to change: it has already ended.")
+        return Done("/guards", ended)
     except LineshaftError as error:
         return (await _guards_view(visit)).refused(error)
     return Done("/guards", message)
@@ -202,11 +210,12 @@ async def end_slowdown(visit: Visit) -> Done | View:
 
 @pages.action("/guards/locks/release:{key:path}", Scope.OPERATE)
 async def release_lock(visit: Visit) -> Done | View:
-    key = visit.path["key"]
+    key, holder = visit.path["key"], visit.form.get("holder") or None
     return await _acted(
         visit,
-        lambda reason: visit.engine.locks.release(key, reason=reason),
+        lambda reason: visit.engine.locks.release(key, reason=reason, holder=holder),
         f"The lock {key} was released.",
+        ended=f"Nothing was changed: the task doesn't hold the lock {key} any more.",
     )
 
 

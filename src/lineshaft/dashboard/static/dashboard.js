@@ -184,18 +184,27 @@ function connect() {
     showLive("Lost", "off");
     if (source && source.readyState === EventSource.CLOSED) {
       source = null;
-      retry = Math.min(retry + 1, 6);
-      setTimeout(connect, 500 * 2 ** retry);
-      askWhy();
+      reconnectLater();
     }
   };
 }
 
 // The server refused the stream: the session may have ended while the page was hidden or the server away.
-async function askWhy() {
+async function reconnect() {
+  if (source || paused || document.hidden) return;
+  let ended = false;
   try {
-    if ((await fetch(location.href, { method: "HEAD" })).redirected) logInAgain();
+    ended = (await fetch(location.href, { method: "HEAD" })).redirected;
   } catch { /* The server is away. */ }
+  if (!ended) { connect(); return; }
+  logInAgain();
+  reconnectLater();
+}
+
+// Not at once: leaving a page ends its stream too, and the page that is left has nothing to ask.
+function reconnectLater() {
+  retry = Math.min(retry + 1, 6);
+  setTimeout(reconnect, 500 * 2 ** retry);
 }
 
 function logInAgain() {
@@ -282,11 +291,13 @@ document.addEventListener("close", flush, true);
 document.addEventListener("cancel", () => setTimeout(flush, 50), true);
 
 // A form is sent once, and a select or checkbox that filters sends its form at once.
+const sent = new WeakSet();
 document.addEventListener("submit", (event) => {
-  if (event.target.dataset.sent) { event.preventDefault(); return; }
+  if (sent.has(event.target)) { event.preventDefault(); return; }
   if (event.target.method === "post") {
-    event.target.dataset.sent = "yes";
-    setTimeout(() => { delete event.target.dataset.sent; }, 3000);
+    // An action on many tasks takes up to 20 s. After that the person may have stopped the page.
+    sent.add(event.target);
+    setTimeout(() => { sent.delete(event.target); }, 30_000);
   }
   if (event.target.method === "get") {
     // Empty fields stay out of the address.

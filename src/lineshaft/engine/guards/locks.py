@@ -15,15 +15,19 @@ class Locks:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def release(self, key: str, *, reason: str | None = None) -> None:
-        """Take a document lock away from its holder; the next waiter gets it."""
-        unknown = NotFoundError(f"No task holds a lock {key!r}.")
-        if not is_storable(key):
+    async def release(self, key: str, *, reason: str | None = None, holder: str | None = None) -> None:
+        """Take a document lock away from its holder; the next waiter gets it.
+
+        `holder`: only if this task holds it.
+        """
+        who = "No task" if holder is None else f"Task {holder!r} no longer"
+        unknown = NotFoundError(f"{who} holds a lock {key!r}.")
+        if not is_storable(key) or not is_storable(holder or ""):
             raise unknown
         act = act_json(reason=reason)
 
         async def work(connection: Connection) -> None:
-            parameters = {**self._database.now, "key": key, "act": act}
+            parameters = {**self._database.now, "key": key, "holder": holder, "act": act}
             if not await fetch_column(connection, _SQL["delete_lock"], parameters):
                 raise unknown
             await unpark_lock_waiters(connection, [key])
