@@ -54,7 +54,7 @@ $(DEVELOPMENT): pyproject.toml requirements/development.txt
 test: $(DEVELOPMENT) ## Run the tests on the newest PostgreSQL, without slow tests
 	$(PYTEST) -n 3 $(PYTEST_FLAGS)
 
-# Five workers keep two cores busy: half of the time of slow tests is waiting for other processes and for time to pass.
+# Five workers keep two cores busy: tests wait half of the time.
 test-full: $(DEVELOPMENT) ## Run all tests, on every PostgreSQL found, on the database and over HTTP
 	$(PYTEST) -n 5 --full $(PYTEST_FLAGS)
 

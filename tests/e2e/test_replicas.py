@@ -168,7 +168,8 @@ async def restart_loops(site: Site, *, kills: bool) -> None:
 
     async def loop() -> Replica:
         replica = await site.start()
-        while time.monotonic() < end:
+        # A busy machine may need longer for one of each.
+        while time.monotonic() < end or not {"restarted", "rolled out"} <= site.counts.keys():
             replica = await restart(site, replica, dice, kills=kills)
         return replica
 
