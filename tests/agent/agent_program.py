@@ -15,15 +15,28 @@ POINTS = ("claimed", "in a step", "between steps", "in another step", "completin
 
 
 class Points:
-    def __init__(self, log: Path, wait_at: str | None = None, wait_for: Path | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        wait_at: str | None = None,
+        wait_for: Path | None = None,
+        *,
+        blocks: bool = True,
+    ) -> None:
         self._log = log
         self._wait_at = wait_at
         self._wait_for = wait_for
+        self._blocks = blocks
 
     async def reach(self, point: str) -> None:
         if point == self._wait_at and self._wait_for is None:
             self._tell(point)
             await asyncio.Event().wait()
+        if point == self._wait_at and self._wait_for is not None and not self._blocks:
+            self._tell(point)
+            while not self._wait_for.exists():  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.01)
+            return
         # On purpose: nothing else in this process goes on, but its heartbeats.
         self.stay(point)
 
@@ -77,10 +90,11 @@ async def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--wait-at")
     parser.add_argument("--wait-for", type=Path)
+    parser.add_argument("--responsive", action="store_true", help="while it waits, the event loop runs")
     parser.add_argument("--interval", type=float, default=60)
     parser.add_argument("--grace", type=float, default=30)
     args = parser.parse_args()
-    points = Points(args.log, args.wait_at, args.wait_for)
+    points = Points(args.log, args.wait_at, args.wait_for, blocks=not args.responsive)
     agent = make_agent("first", points, interval=args.interval, grace=args.grace)
     # A server has checks of its own.
     checks = None if args.where.startswith("http") else make_checks(points)

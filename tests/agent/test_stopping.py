@@ -21,10 +21,12 @@ async def test_a_signal_lets_it_finish(
 ) -> None:
     go = tmp_path / "go"
     running, waiting = await shaft.submit_many([NewTask("work"), NewTask("work")])
-    options = ("--wait-at", "between steps", "--wait-for", str(go))
+    options = ("--wait-at", "between steps", "--wait-for", str(go), "--responsive")
     async with agent_process(where, tmp_path / "log", *options) as process:
         await process.reaches("between steps")
         process.send(number)
+        # A signal that was sent has not arrived yet.
+        await until(lambda: _has_status(shaft, "draining"))
         go.touch()
         await process.reaches("ended")
         assert await process.ends() == 0
