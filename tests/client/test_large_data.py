@@ -271,7 +271,7 @@ async def test_an_attempt_fails_if_the_store_stays_away(
     task = await handle.task()
     assert task.status is Status.DEAD_LETTERED
     for failed in task.failure_history:
-        assert "can't be used" in str(failed.error)
+        assert "has lost its file" in str(failed.error)
         assert "The attempt waited for it for 0.3 s." in str(failed.error)
 
 

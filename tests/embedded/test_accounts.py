@@ -9,10 +9,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from lineshaft.embedded import Binaries, EmbeddedServer, copies, describe
 from lineshaft.embedded.account import server_account

@@ -10,10 +10,9 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
-
-from msgspec import Struct
 
 from lineshaft.embedded.layout import Layout
 from lineshaft.errors import EmbeddedServerError
@@ -34,7 +33,8 @@ class _Switch(TypedDict, total=False):
     extra_groups: Sequence[int]
 
 
-class Account(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Account:
     name: str
     uid: int
     gid: int

@@ -10,10 +10,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from msgspec import Struct
-from msgspec.structs import asdict
 
 from lineshaft.embedded.layout import write_private
 from lineshaft.errors import EmbeddedServerError
@@ -35,7 +33,8 @@ _VERSION = re.compile(r"\(PostgreSQL\) ((\d+)[^\s]*)")
 _PROBE_TIMEOUT_S = 10
 
 
-class Binaries(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Binaries:
     directory: Path
     version: str
     major: int

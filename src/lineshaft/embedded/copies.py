@@ -10,9 +10,8 @@ import os
 import shutil
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from lineshaft.embedded import locks
 from lineshaft.embedded.account import Account

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-
-from msgspec import Struct
 
 from lineshaft.embedded.account import server_account
 from lineshaft.embedded.binaries import Binaries, find_binaries, fitting, read_record
@@ -16,7 +15,8 @@ from lineshaft.errors import EmbeddedServerError
 Found = TypeVar("Found")
 
 
-class Description(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Description:
     home: Path
     data: Path
     data_major: int | None

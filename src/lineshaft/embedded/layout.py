@@ -1,15 +1,15 @@
 """Paths in the home directory of an embedded server."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-
-from msgspec import Struct
 
 from lineshaft.embedded.watcher import SOCKET_DIRECTORY
 from lineshaft.errors import EmbeddedServerError
 
 
-class Layout(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Layout:
     home: Path
 
     @property

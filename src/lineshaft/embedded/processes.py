@@ -6,10 +6,9 @@ that got the same id later. Each embedded server therefore has a mark on its com
 
 import os
 import subprocess
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-
-from msgspec import Struct
 
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.watcher import start_time_of
@@ -26,7 +25,8 @@ class Identity(Enum):
     GONE = "nothing: the process has ended"
 
 
-class Postmaster(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Postmaster:
     pid: int
     port: int
     status: str

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from msgspec import Struct
 
 from lineshaft.embedded import address, cluster, copies, locks, processes
 from lineshaft.embedded.account import Account, server_account, server_environment
@@ -120,13 +119,15 @@ class EmbeddedServer:
         return f"<EmbeddedServer {self.home} PostgreSQL {self.binaries.version} {state}>"
 
 
-class _Running(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Running:
     pid: int
     binaries: Binaries
     log_from: int
 
 
-class _Starter(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Starter:
     layout: Layout
     requested: Binaries | None
     options: dict[str, str]

@@ -1,6 +1,6 @@
 """Which task comes first: 004's formula, exactly."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lineshaft.model.priority import PriorityInputs, effective_priority
 from lineshaft.model.tasks import NewTask
