@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psycopg
 from rich.console import Console
 
 from benchmarks.common import progress
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace, console: Console) -> Results:
                 try:
                     with stage.Session(place, job.subject, pythons[job.subject.name]) as session:
                         figures = job.measure(session, sizes)
-                except stage.MeasurementError as error:
+                except (stage.MeasurementError, psycopg.Error) as error:
                     results.failed(str(job), str(error))
                     console.print(f"{job!s:<28} came to nothing: {_short(str(error))}", markup=False)
                     continue

@@ -51,7 +51,13 @@ class Stage:
 
     def fresh_database(self) -> str:
         with psycopg.connect(self.postgres.dsn, autocommit=True) as admin:
-            admin.execute(f"DROP DATABASE IF EXISTS {_DATABASE} WITH (FORCE)".encode())
+            # Not WITH (FORCE): only a superuser may end the autovacuum of a database, which a plain DROP does.
+            admin.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE datname = %s AND usename = current_user",
+                [_DATABASE],
+            )
+            admin.execute(f"DROP DATABASE IF EXISTS {_DATABASE}".encode())
             admin.execute(f"CREATE DATABASE {_DATABASE}".encode())
             # What others left to be written must not be written while this one is measured.
             admin.execute("CHECKPOINT")
