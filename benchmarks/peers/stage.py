@@ -51,7 +51,7 @@ class Stage:
 
     def fresh_database(self) -> str:
         with psycopg.connect(self.postgres.dsn, autocommit=True) as admin:
-            # Not WITH (FORCE): only a superuser may end the autovacuum of a database, which a plain DROP does.
+            # Not WITH (FORCE): only a superuser may end an autovacuum that way. A plain DROP ends it.
             admin.execute(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
                 " WHERE datname = %s AND usename = current_user",
