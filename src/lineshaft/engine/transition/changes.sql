@@ -222,19 +222,13 @@ WHERE lock.key = held.key AND lock.holder_task_id = held.holder
 -- Follows a statement that ends tasks, in the same transaction. Only ended tasks count, so tasks that didn't move do no harm here; and
 -- each edge is satisfied once. One row: thousands of tasks may have waited, and only batches whose children have all ended are of interest.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
--- Each task is looked up once, by its id: thousands may have waited for it.
-ended AS MATERIALIZED (
-    SELECT upstream.id, upstream.status = 'COMPLETED' AS is_completed
-    FROM unnest(%(ids)s::text[]) AS given (id)
-    CROSS JOIN LATERAL (SELECT task_end.id, task_end.status FROM lineshaft.task_end WHERE task_end.id = given.id OFFSET 0) AS upstream
-),
 satisfied AS (
     UPDATE lineshaft.edge
     SET satisfied = true
-    FROM ended
-    WHERE edge.depends_on = ended.id
+    WHERE edge.depends_on = ANY (%(ids)s::text[])
       AND NOT edge.satisfied
-      AND (ended.is_completed OR edge.kind = 'ended')
+      -- (Not a join: planned while the table is empty, that might read the whole history later.)
+      AND (SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on)
     RETURNING edge.task_id
 ),
 freed AS MATERIALIZED (SELECT task_id AS id, count(*)::integer AS n FROM satisfied GROUP BY task_id ORDER BY task_id),
