@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -169,6 +169,14 @@ class Stream:
                 fields[name] = value
             elif "data" in fields:
                 return fields
+
+    async def rest(self) -> list[dict[str, str]]:
+        """All events until the stream is over."""
+        events = []
+        with suppress(EOFError):
+            while True:
+                events.append(await self.event())
+        return events
 
     async def line(self) -> str:
         while not getattr(self, "_left", b"").count(b"\n"):
