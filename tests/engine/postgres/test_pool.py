@@ -29,6 +29,28 @@ async def test_calls_that_follow_each_other_use_the_same_connection(dsn: str) ->
         assert [await used(database) for _ in range(5)] == [kept] * 5
 
 
+async def test_a_call_beside_the_preferred_connection_does_not_replace_it(dsn: str) -> None:
+    async with Database(dsn, max_connections=3) as database:
+        preferred = await used(database)
+        for _ in range(3):
+            async with database.connection() as first:
+                beside = await used(database)
+                assert (await pid_of(first), beside != preferred) == (preferred, True)
+                assert await used(database) == beside, "while it is in use, the other one stays at hand"
+            assert await used(database) == preferred
+
+
+async def test_the_pool_looks_at_the_preferred_connection_again_after_a_while(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Database(dsn, max_connections=3) as database:
+        preferred = await used(database)
+        async with database.connection():
+            beside = await used(database)
+        monkeypatch.setattr(database._pool, "_preferred_until", 0.0)
+        assert [await used(database) for _ in range(4)] == [preferred, beside, beside, beside]
+
+
 async def test_a_connection_goes_to_a_caller_that_waits(dsn: str) -> None:
     async with Database(dsn, max_connections=1) as database:
         await used(database)
