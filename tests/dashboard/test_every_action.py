@@ -80,12 +80,15 @@ class Desk:
         **fields: str,
     ) -> None:
         """Press a button, fill its dialog and confirm it."""
-        dialog = await self.ask(button, within)
+        await self.send(await self.ask(button, within), confirm or button, reason, **fields)
+
+    async def send(self, dialog: Locator, button: str, reason: str | None = None, **fields: str) -> None:
+        """Fill a dialog and confirm it."""
         for name, value in fields.items():
             await dialog.locator(f"[name={name}]").fill(value)
         if reason is not None:
             await dialog.get_by_label("Reason").fill(reason)
-        await dialog.get_by_role("button", name=confirm or button, exact=True).click()
+        await dialog.get_by_role("button", name=button, exact=True).click()
 
     async def press(self, button: str) -> None:
         await self.page.locator("main").get_by_role("button", name=button, exact=True).click()
@@ -288,9 +291,13 @@ async def retry_all_tasks_that_match(desk: Desk) -> None:
 @drives("/dags/{id}/budget")
 async def change_the_budget_of_a_dag(desk: Desk) -> None:
     await desk.tab.open(f"/dags/{desk.sample.dag}")
-    await desk.confirm("Change budget")
-    await expect(desk.page.get_by_role("alert")).to_contain_text("how much?")
-    await desk.confirm("Change budget", usd="5")
+    dialog = await desk.ask("Change budget")
+    await dialog.get_by_label("set it").check()
+    await desk.send(dialog, "Change budget")
+    # It opens again, with what was entered.
+    await expect(dialog.get_by_role("alert")).to_contain_text("how much?")
+    await expect(dialog.get_by_label("set it")).to_be_checked()
+    await desk.send(dialog, "Change budget", usd="25")
     await desk.sees("The budget is changed. Tasks that it can pay for run now.")
     await expect(desk.page.locator("#live")).to_contain_text("of $25.00")
     assert (await desk.engine.read.dag(desk.sample.dag)).budget_ceiling_usd == 25
@@ -485,9 +492,11 @@ async def change_the_budget_of_an_agent(desk: Desk) -> None:
 @drives("/agents/{id:path}/slots")
 async def change_the_slots_of_an_agent(desk: Desk) -> None:
     await desk.tab.open("/agents/editor")
-    await desk.confirm("Change slots", max_concurrent_tasks="99999999")
-    await expect(desk.page.get_by_role("alert")).to_contain_text("max_concurrent_tasks")
-    await desk.confirm("Change slots", "a larger machine", max_concurrent_tasks="7")
+    dialog = await desk.ask("Change slots")
+    await desk.send(dialog, "Change slots", "a larger machine", max_concurrent_tasks="99999999")
+    await expect(dialog.get_by_role("alert")).to_contain_text("max_concurrent_tasks")
+    await expect(dialog.get_by_label("Reason")).to_have_value("a larger machine")
+    await desk.send(dialog, "Change slots", max_concurrent_tasks="7")
     await desk.sees("The slots of editor were changed.")
     await expect(desk.page.locator("#live")).to_contain_text("/7")
     assert (await desk.engine.fleet.read("editor")).max_concurrent_tasks == 7

@@ -269,6 +269,34 @@ function closeDialog(event, dialog) {
   flush();
 }
 
+// A dialog whose form was refused opens again, with what was entered in it and what is wrong with it.
+function keepEntered(form) {
+  const dialog = form.closest("dialog");
+  const fields = [...form.elements].filter((field) => field.name && field.type !== "hidden");
+  const entered = fields.map((field) => [field.name, field.value, field.checked]);
+  if (dialog) sessionStorage.setItem("entered", JSON.stringify([dialog.id, entered]));
+}
+
+function openRefused() {
+  const [id, entered] = JSON.parse(sessionStorage.getItem("entered") || "[]");
+  sessionStorage.removeItem("entered");
+  const dialog = id && document.getElementById(id);
+  const faults = document.querySelector("main .faults");
+  if (!dialog || !faults) return;
+  const form = dialog.querySelector("form");
+  const fields = [...form.elements].filter((field) => field.name && field.type !== "hidden");
+  for (const [index, [name, value, checked]] of entered.entries()) {
+    const field = fields[index];
+    if (!field || field.name !== name) break;
+    field.value = value;
+    if (checked !== undefined) field.checked = checked;
+  }
+  form.querySelector("h2").after(faults);
+  dialog.showModal();
+}
+
+openRefused();
+
 async function copy(button) {
   const text = button.dataset.copy;
   try {
@@ -295,6 +323,7 @@ const sent = new WeakSet();
 document.addEventListener("submit", (event) => {
   if (sent.has(event.target)) { event.preventDefault(); return; }
   if (event.target.method === "post") {
+    keepEntered(event.target);
     // An action on many tasks takes up to 20 s. After that the person may have stopped the page.
     sent.add(event.target);
     setTimeout(() => { sent.delete(event.target); }, 30_000);
