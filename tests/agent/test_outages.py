@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
 from lineshaft.engine.engine import Engine
@@ -283,18 +284,23 @@ async def test_an_agent_that_gets_its_own_task_again_stops_working_on_the_lost_c
 
 @pytest.mark.database_only("a server releases what it couldn't deliver")
 async def test_a_claim_whose_response_was_lost_is_released_and_uses_no_attempt(
-    shaft: Lineshaft, line: tuple[Lineshaft, Proxy], dsn: str
+    shaft: Lineshaft, dsn: str
 ) -> None:
     """The database carries the claim out after the connection broke: no agent knows that the task runs."""
-    through, proxy = line
     agent = Agent("a", heartbeat_interval_sec=60)
 
     @agent.task("x")
     async def x(ctx: TaskContext) -> int:
         return ctx.epoch
 
+    # However long the agent takes to come back: the claim would not wait for it any longer.
+    endless = "-c lock_timeout=0 -c client_connection_check_interval=0"
     warm_up = await shaft.submit(NewTask("x"))
-    async with at_work(agent, shaft=through):
+    async with (
+        proxied(dsn) as (address, proxy),
+        Lineshaft(make_conninfo(address, options=endless), max_connections=4) as through,
+        at_work(agent, shaft=through),
+    ):
         await shaft.wait(warm_up, PATIENCE)
         with (
             held(dsn, "SELECT FROM lineshaft.instance FOR UPDATE") as holder,
