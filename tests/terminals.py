@@ -1,6 +1,7 @@
 """Programs on a terminal, as people see them."""
 
 import asyncio
+import codecs
 import os
 import pty
 import re
@@ -34,7 +35,9 @@ class Terminal:
     @property
     def text(self) -> str:
         """What it has printed so far, without colours."""
-        return _STYLE.sub("", self._output.decode()).replace("\r\n", "\n")
+        # What has arrived may end within a character.
+        text = codecs.getincrementaldecoder("utf-8")().decode(self._output)
+        return _STYLE.sub("", text).replace("\r\n", "\n")
 
     async def prints(self, text: str, times: int = 1) -> None:
         """Wait until the text was printed so often."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task
+from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, Task, TaskContext
 from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
 from lineshaft.types import Attempt
@@ -82,6 +82,35 @@ async def lose_claim(shaft: Lineshaft, connection: psycopg.Connection, task_id: 
         return (await engine.read.task(task_id)).status not in {Status.RUNNING, Status.VALIDATING}
 
     await until(is_taken_back)
+
+
+@asynccontextmanager
+async def with_heartbeats(ctx: TaskContext) -> AsyncIterator[None]:
+    """Send heartbeats several times a second while the block runs, whatever the lease is.
+
+    A lease short enough for such heartbeats would expire whenever the machine is busy for a moment.
+    """
+
+    async def send() -> None:
+        while True:
+            ctx.progress("which makes it send a heartbeat")
+            await asyncio.sleep(0.1)
+
+    sending = asyncio.create_task(send())
+    try:
+        yield
+    finally:
+        sending.cancel()
+        await asyncio.wait({sending})
+
+
+def time_out(agent: Agent, task_id: str) -> None:
+    """Let the time limit of a running task pass now: a real one may be over too early."""
+    assert agent._run is not None
+    worker = agent._run._worker
+    assert worker is not None
+    worker._running[task_id].deadline = worker.loop.time()
+    worker._look_for_overdue()
 
 
 async def attempts(shaft: Lineshaft, task_id: str) -> list[Attempt]:

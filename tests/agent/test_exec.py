@@ -276,6 +276,27 @@ async def gone(*pids: int) -> None:
             os.close(handle)
 
 
+class TimeLimits:
+    """Limits of commands that pass when the test says so: real ones may be over before a command is ready."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._set: dict[float | None, asyncio.Timeout] = {}
+        self._real = asyncio.timeout
+        monkeypatch.setattr(asyncio, "timeout", self._timeout)
+
+    def _timeout(self, delay: float | None) -> asyncio.Timeout:
+        limit = self._set[delay] = self._real(delay)
+        return limit
+
+    def let_pass(self, seconds: float) -> None:
+        self._set[seconds].reschedule(asyncio.get_running_loop().time())
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> TimeLimits:
+    return TimeLimits(monkeypatch)
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -288,7 +309,9 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_the_time_limit_ends_the_whole_group(shaft: Lineshaft, commands: Commands) -> None:
+async def test_the_time_limit_ends_the_whole_group(
+    shaft: Lineshaft, commands: Commands, limits: TimeLimits
+) -> None:
     """SIGTERM first, then SIGKILL; the last output is kept."""
     pids = PidPipe(commands)
     agent = commands.agent(
@@ -299,33 +322,48 @@ trap 'echo got TERM >&2; exit 0' TERM
 echo $$ $stubborn >> {pids.pipe}
 while :; do sleep 1000 & wait $!; done
 """,
-        time_limit_sec=1,
+        time_limit_sec=1001,
     )
-    category, error = await failure(shaft, agent)
+    failing = asyncio.create_task(failure(shaft, agent))
+    processes = await pids.read()
+    limits.let_pass(1001)
+    category, error = await failing
 
     assert category == "timeout"
-    assert error.startswith("The command timed out after 1 s.\n")
+    assert error.startswith("The command timed out after 1001 s.\n")
     assert error.endswith("got TERM")
-    await gone(*await pids.read())
+    await gone(*processes)
 
 
-async def test_a_program_that_ignores_sigterm_is_killed(shaft: Lineshaft, commands: Commands) -> None:
+async def test_a_program_that_ignores_sigterm_is_killed(
+    shaft: Lineshaft, commands: Commands, limits: TimeLimits
+) -> None:
+    pids = PidPipe(commands)
     agent = commands.agent(
-        "trap '' TERM; echo stubborn >&2; while :; do sleep 1000; done",
-        time_limit_sec=0.5,
+        f"trap '' TERM; echo stubborn >&2; echo $$ > {pids.pipe}; while :; do sleep 1000; done",
+        time_limit_sec=1001,
         kill_after_sec=0.2,
     )
-    assert await failure(shaft, agent) == (
-        "timeout",
-        "The command timed out after 0.5 s.\nstubborn",
+    failing = asyncio.create_task(failure(shaft, agent))
+    await pids.read()
+    limits.let_pass(1001)
+
+    assert await failing == ("timeout", "The command timed out after 1001 s.\nstubborn")
+
+
+async def test_the_tasks_own_limit_counts(shaft: Lineshaft, commands: Commands, limits: TimeLimits) -> None:
+    pids = PidPipe(commands)
+    agent = commands.agent(
+        f'echo "limit $LINESHAFT_TASK_TIME_LIMIT_SEC" >&2; echo $$ > {pids.pipe}; exec sleep 1000',
+        kill_after_sec=500,
     )
+    failing = asyncio.create_task(failure(shaft, agent, max_duration_sec=3000))
+    await pids.read()
+    limits.let_pass(2700)
+    category, error = await failing
 
-
-async def test_the_tasks_own_limit_counts(shaft: Lineshaft, commands: Commands) -> None:
-    agent = commands.agent('echo "limit $LINESHAFT_TASK_TIME_LIMIT_SEC" >&2; exec sleep 1000')
-    category, error = await failure(shaft, agent, max_duration_sec=3)
     assert category == "timeout"
-    assert error.endswith("limit 2.7")
+    assert error.endswith("limit 2700")
 
 
 async def test_processes_left_running_are_killed_and_not_waited_for(
@@ -333,7 +371,9 @@ async def test_processes_left_running_are_killed_and_not_waited_for(
 ) -> None:
     """A daemon that left the group keeps the pipes open; the task completes anyway."""
     pids = PidPipe(commands)
-    agent = commands.agent(f"sleep 1000 & a=$!; setsid sleep 1000 & echo $a $! > {pids.pipe}; echo done")
+    left = commands.directory / "left"
+    daemon_script = f"setsid sh -c 'echo > {left}; exec sleep 1000' & d=$!; until [ -e {left} ]; do :; done"
+    agent = commands.agent(f"sleep 1000 & a=$!; {daemon_script}; echo $a $d > {pids.pipe}; echo done")
 
     assert await output(shaft, agent) == "done"
     left_behind, daemon = await pids.read()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
-from tests.agent.helpers import at_work, engine_of, soon
+from tests.agent.helpers import at_work, engine_of, soon, with_heartbeats
 
 #: Less than the 30 s after which an idle agent polls.
 SOON = 20.0
@@ -42,14 +42,15 @@ async def test_idle_agents_poll_when_a_breaker_may_be_probed(
 
 async def test_a_running_handler_sees_a_slow_down(shaft: Lineshaft) -> None:
     """R-218: with the next heartbeat."""
-    agent = Agent("a", models=["m"], heartbeat_interval_sec=1)
+    agent = Agent("a", models=["m"])
     started, seen = asyncio.Event(), asyncio.Event()
 
     @agent.task("t")
     async def handler(ctx: TaskContext) -> None:
         started.set()
-        while ctx.slowdown_until is None:  # noqa: ASYNC110 - as a handler would, between two calls of a model
-            await asyncio.sleep(0.01)
+        async with with_heartbeats(ctx):
+            while ctx.slowdown_until is None:  # noqa: ASYNC110 - as a handler would, between calls of a model
+                await asyncio.sleep(0.01)
         seen.set()
 
     async with at_work(agent, shaft=shaft):

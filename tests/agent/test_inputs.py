@@ -62,7 +62,7 @@ def publish(draft: Draft, pages: list[Page], notes: Notes | None = None) -> dict
 
 @agent.task("look")
 async def look(ctx: TaskContext) -> dict[str, Any]:
-    seen["look"] = ctx
+    seen[ctx.id] = ctx
     return dict(ctx.inputs)
 
 
@@ -122,7 +122,7 @@ async def test_inputs_by_name_and_what_depends_on_names(shaft: Lineshaft) -> Non
     assert await dag["look"].result(60) == {"sections": gears, earlier.id: belts, "both": [gears, belts]}
     assert await dag["spec"].result(60) == {"task:sections:output": gears}
     with pytest.raises(KeyError, match=r"has no input 'section', only 'task:sections:output'.*depends_on"):
-        seen["look"].inputs["section"]
+        seen[dag["spec"].id].inputs["section"]
 
 
 async def test_an_output_of_the_wrong_type_fails_once_with_all_names(shaft: Lineshaft) -> None:
@@ -184,7 +184,7 @@ async def test_inputs_too_large_together_are_left_out(
 
     assert await handle.result(60) == {"a": {"text": "gears"}}
     with pytest.raises(KeyError, match=f"'large'.*did not come along.*Lineshaft.get.'{large.id}'"):
-        seen["look"].inputs["large"]
+        seen[handle.id].inputs["large"]
     failed = await shaft.submit(NewTask("implement", inputs={"notes": large.id}))
     await drain(shaft, agent)
     assert "Of its inputs, notes did not come along" in str((await failed.task()).failure_reason)

@@ -14,7 +14,18 @@ from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError, LineshaftError, SupersededError
 from lineshaft.model.states import Status
 from lineshaft.types import NewAgent
-from tests.agent.helpers import AT_ONCE, PATIENCE, at_work, attempts, drain, engine_of, kinds, one, soon
+from tests.agent.helpers import (
+    AT_ONCE,
+    PATIENCE,
+    at_work,
+    attempts,
+    drain,
+    engine_of,
+    kinds,
+    one,
+    soon,
+    with_heartbeats,
+)
 
 
 @pytest.mark.parametrize("style", ["async", "sync"])
@@ -207,14 +218,15 @@ async def test_progress_is_seen_while_it_runs(shaft: Lineshaft) -> None:
 
 
 async def test_a_superseded_agent_stops_and_does_not_come_back(shaft: Lineshaft) -> None:
-    agent = Agent("a", instance="x", heartbeat_interval_sec=0.2)
+    agent = Agent("a", instance="x")
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     @agent.task("t")
-    async def handler() -> None:
+    async def handler(ctx: TaskContext) -> None:
         started.set()
         try:
-            await asyncio.Event().wait()
+            async with with_heartbeats(ctx):
+                await asyncio.Event().wait()
         finally:
             cancelled.set()
 
@@ -320,14 +332,15 @@ async def test_outcomes_are_written_in_batches(shaft: Lineshaft, connection: psy
     assert transactions[0] < 100
 
 
-@pytest.mark.slow("blocks for several leases")
+@pytest.mark.slow("blocks for longer than a lease")
 async def test_a_blocked_event_loop_keeps_its_lease(shaft: Lineshaft) -> None:
     """A handler that calls time.sleep blocks its process except for heartbeats."""
-    agent = Agent("a", heartbeat_interval_sec=1)
+    # Its lease outlasts a moment in which the machine is busy.
+    agent = Agent("a", heartbeat_interval_sec=3)
 
     @agent.task("t")
     async def handler() -> str:
-        time.sleep(7)  # noqa: ASYNC251 - seven heartbeats, two leases
+        time.sleep(10)  # noqa: ASYNC251 - three heartbeats, more than a lease
         return "still mine"
 
     submitted = await shaft.submit(NewTask("t"))

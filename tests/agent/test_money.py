@@ -88,7 +88,9 @@ async def test_a_budget_that_doesnt_count_is_a_warning(
 
         await agent.run(shaft, until_idle=True)
 
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    # A busy machine may be the reason of others.
+    (warning,) = [text for text in warnings if "budget" in text]
     assert warning == (
         "budget_usd=2.5 is ignored: agent 'a' has a budget of 1 USD. "
         "To change it: lineshaft agents change a --budget USD"

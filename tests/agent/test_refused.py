@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +15,7 @@ from lineshaft.errors import SupersededError
 from lineshaft.types import NewAgent
 from tests.agent.agent_process import CommandAgent, command_agent
 from tests.agent.helpers import PATIENCE, engine_of, soon
+from tests.processes import gone
 from tests.server.conftest import Served, serving
 
 #: It would go on for a long time, and ignores SIGTERM. The line on its standard error is in the agent's log.
@@ -43,14 +43,6 @@ def url_of(served: Served) -> str:
     return f"http://127.0.0.1:{served.client.port}"
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 async def test_a_superseded_agent_of_commands_ends_with_one_line(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
@@ -64,7 +56,7 @@ async def test_a_superseded_agent_of_commands_ends_with_one_line(
     (line,) = plain(lines)
     # Its claim or its heartbeat notices it first.
     assert re.match(r"lineshaft: (Instance 'x'|Incarnation 1) of agent 'a' .*registered again", line)
-    assert not is_running(pid)
+    await asyncio.wait_for(gone(pid), PATIENCE)
 
 
 def plain(lines: Sequence[str]) -> list[str]:
@@ -130,7 +122,7 @@ async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_
     (line,) = plain(lines)
     assert line.startswith("lineshaft: ")
     assert "token" in line
-    assert not is_running(pid)
+    await asyncio.wait_for(gone(pid), PATIENCE)
 
 
 async def test_an_agent_without_a_token_ends_with_one_line_when_the_first_one_is_created(
@@ -146,7 +138,7 @@ async def test_an_agent_without_a_token_ends_with_one_line_when_the_first_one_is
     assert code == 1
     (line,) = plain(lines)
     assert "This server needs a token" in line
-    assert not is_running(pid)
+    await asyncio.wait_for(gone(pid), PATIENCE)
 
 
 async def test_an_agent_whose_registration_is_refused_ends_with_one_line(dsn: str, tmp_path: Path) -> None:

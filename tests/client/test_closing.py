@@ -9,9 +9,7 @@ import pytest
 from lineshaft import Lineshaft, NewTask, SyncLineshaft
 from lineshaft.client.blocking import LoopThread
 from lineshaft.errors import LineshaftError
-
-#: Far more than it takes.
-SOON = 10.0
+from tests.agent.helpers import PATIENCE
 
 
 class InThread:
@@ -30,7 +28,7 @@ class InThread:
             self._error = error
 
     def error(self) -> BaseException | None:
-        self._thread.join(SOON)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it waits forever"
         return self._error
 
@@ -41,7 +39,7 @@ async def test_waiters_get_an_error(where: str) -> None:
         waiting = [asyncio.create_task(shaft.wait(task)) for _ in range(2)]
         await asyncio.sleep(0)
 
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         errors = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(error) for error in errors] == [LineshaftError] * 2
     assert f"closed while waiting for {task.id}" in str(errors[0])
@@ -55,7 +53,7 @@ def test_a_waiting_thread_gets_an_error(where: str) -> None:
     with SyncLineshaft(where) as shaft:
         task = shaft.submit(NewTask("t"))
         waiting = InThread(lambda: shaft.wait(task))
-        shaft.loop.run(asyncio.wait_for(somebody_waits(), SOON))
+        shaft.loop.run(asyncio.wait_for(somebody_waits(), PATIENCE))
 
     with pytest.raises(LineshaftError, match="was closed while"):
         raise waiting.error() or AssertionError
@@ -69,7 +67,7 @@ def test_any_call_of_a_thread_gets_an_error() -> None:
         await asyncio.Event().wait()
 
     waiting = InThread(lambda: loop.run(for_ever()))
-    assert begun.wait(SOON)
+    assert begun.wait(PATIENCE)
     loop.close()
 
     with pytest.raises(LineshaftError, match="Another thread closed this Lineshaft"):

@@ -203,18 +203,28 @@ async def test_a_large_state_is_stored_when_a_task_is_postponed(shaft: Lineshaft
 
 
 class _Place:
-    """The folder of the store, which can be taken away."""
+    """The folder of the store, which can be taken away.
+
+    In one step each time: a store that finds nothing in between would create a folder.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._link = folder
+        self._folder, self._file = folder.with_name("elsewhere"), folder.with_name("file")
+        folder.rename(self._folder)
+        self._file.touch()
+        self.bring_back()
 
     def take_away(self) -> None:
-        self._folder.rename(self._folder.with_name("elsewhere"))
-        self._folder.touch()
+        self._lead_to(self._file)
 
     def bring_back(self) -> None:
-        self._folder.unlink()
-        self._folder.with_name("elsewhere").rename(self._folder)
+        self._lead_to(self._folder)
+
+    def _lead_to(self, target: Path) -> None:
+        new = self._link.with_name("new link")
+        new.symlink_to(target)
+        new.replace(self._link)
 
 
 @pytest.fixture
