@@ -15,7 +15,7 @@ from lineshaft.engine.engine import Engine
 async def main(dsn: str, *argv: str) -> None:
     checks = Checks(commands={"test": Command(argv)})
     async with Engine(dsn, checks=checks, max_connections=2) as engine:
-        await Validator(engine.gates, engine.approvals, lease_sec=2.0).run_once()
+        await Validator(engine.gates, engine.approvals).run_once()
 
 
 if __name__ == "__main__":

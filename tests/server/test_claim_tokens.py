@@ -79,7 +79,10 @@ async def test_every_server_verifies_the_tokens_of_the_others(serve: Serve, rout
 
 async def test_servers_that_start_together_have_one_key(serve: Serve, dsn: str) -> None:
     """One finds that there is no key while another is about to commit the first one."""
-    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%claim_key%%'"
+    waiting = (
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        " AND query LIKE '%claim_key%'"
+    )
     key = bytes(range(32))
     async with serve() as served:
         with psycopg.connect(dsn) as other, psycopg.connect(dsn, autocommit=True) as watcher:

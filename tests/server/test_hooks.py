@@ -68,7 +68,7 @@ async def test_a_delivery_becomes_a_task_that_can_be_claimed_at_once(client: Cli
     assert (reply.status, reply.json["outcome"], reply.json["dag_id"]) == (202, "created", None)
     assert claimed["task"]["id"] == reply.json["task_ids"][0]
     assert (claimed["task"]["title"], claimed["task"]["created_by"]) == ("acme/site#7", "event:github")
-    assert time.monotonic() - began < 10, "it waits for no interval; busy machines are slow"
+    assert time.monotonic() - began < 25, "it doesn't wait for the next poll, which is after 30 s"
 
 
 async def test_a_repeated_delivery_creates_nothing(client: Client) -> None:

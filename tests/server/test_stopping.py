@@ -15,7 +15,6 @@ async def test_a_database_that_went_silent_does_not_keep_it(
 ) -> None:
     monkeypatch.setattr(server, "GRACE_SEC", 1)
     async with (
-        asyncio.timeout(30),
         proxied(dsn) as (through, proxy),
         serving(through, duties=True, reaper_interval_sec=0.05) as served,
     ):
@@ -23,4 +22,5 @@ async def test_a_database_that_went_silent_does_not_keep_it(
         # A call with no answer would be given up after a minute.
         await until(lambda: served.service.engine.database._in_use)
 
-        await served.stop()
+        async with asyncio.timeout(40):
+            await served.stop()

@@ -12,7 +12,7 @@ from lineshaft.clock import MovableClock
 from lineshaft.errors import UnavailableError
 from lineshaft.types.protocol import ClaimItem
 from tests.server.client import Client, Reply, read_reply
-from tests.server.conftest import Serve, Served
+from tests.server.conftest import Serve, Served, until
 
 
 async def waiting(served: Served, agents: int) -> None:
@@ -144,7 +144,7 @@ async def test_an_undelivered_claim_is_released(served: Served, monkeypatch: pyt
     with pytest.raises(ClientDisconnect):
         await finding
     monkeypatch.undo()
-    (item,) = await client.claim(agent, wait_sec=20)
+    (item,) = await client.claim(agent, wait_sec=60)
     assert (item["task"]["id"], item["task"]["attempts"]) == (task["id"], 0)
 
 
@@ -299,6 +299,8 @@ async def test_a_wake_up_that_was_used_is_not_passed_around(
         return await claim(*args, **options)
 
     await client.submit()  # so that the lane is known
+    # Its notification would wake one of those who wait below.
+    await until(lambda: served.service.wakeups.moves == 1)
     assert await client.claim(await client.register("first"))
     waiters = [claiming(client, await client.register(f"a{n}"), limit=2) for n in range(2)]
     await waiting(served, 2)
@@ -306,7 +308,7 @@ async def test_a_wake_up_that_was_used_is_not_passed_around(
 
     await client.submit()
 
-    done, (left,) = await asyncio.wait(waiters, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    done, (left,) = await asyncio.wait(waiters, timeout=60, return_when=asyncio.FIRST_COMPLETED)
     assert len(done.pop().result().json["tasks"]) == 1
     await asyncio.sleep(0.2)
     assert calls == 1

@@ -1,6 +1,8 @@
 """Expressions and templates: what they give, and that they always end within limits."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,6 +40,16 @@ def source(**fields: Any) -> NewSource:
 
 def definition(**fields: Any) -> Definition:
     return Definition(checked(source(**fields)))
+
+
+@contextmanager
+def ends_soon() -> Iterator[None]:
+    """By the time that this thread computes: a busy machine may pause it for long."""
+    began = time.thread_time()
+    try:
+        yield
+    finally:
+        assert time.thread_time() - began < 5
 
 
 def rendered(value: Any, event: Any) -> Any:
@@ -88,10 +100,8 @@ def test_a_wrong_template_is_refused_with_its_place(value: Any, message: str) ->
     ],
 )
 def test_an_expression_that_grows_without_bound_fails_soon(expression: str) -> None:
-    began = time.process_time()
-    with pytest.raises(ExpressionError, match=r"too large|too many steps"):
+    with ends_soon(), pytest.raises(ExpressionError, match=r"too large|too many steps"):
         Expression(expression).evaluate({"event": {"a": [1] * 100}}, Budget())
-    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
@@ -103,27 +113,26 @@ def test_an_expression_without_a_json_value_fails(expression: str) -> None:
     assert "hidden" not in str(failed.value)
 
 
-@settings(max_examples=50, deadline=2_000)
+@settings(max_examples=50, deadline=None)
 @given(expression=EXPRESSIONS, event=JSON)
 def test_whatever_is_written_ends_with_json_or_an_error(expression: str, event: Any) -> None:
     try:
-        value = Expression(expression).evaluate({"event": event}, Budget())
+        with ends_soon():
+            value = Expression(expression).evaluate({"event": event}, Budget())
     except ExpressionError:
         return
     Budget().weigh(value)
     assert isinstance(value, None | str | bool | int | float | list | dict)
 
 
-@settings(max_examples=60, deadline=2_000)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet="${}ab'\"`\\ .|@", max_size=30), event=JSON)
 def test_any_text_is_a_template_or_refused(text: str, event: Any) -> None:
-    try:
+    with ends_soon(), suppress(TemplateError):
         Template({"x": text}, "t").render({"event": event}, Budget())
-    except TemplateError:
-        return
 
 
-@settings(max_examples=60, deadline=2_000)
+@settings(max_examples=60, deadline=None)
 @given(value=JSON)
 def test_what_an_event_contains_is_never_evaluated(value: Any) -> None:
     event = {"text": "${event.secret} {0} %s __import__('os')", "secret": "hidden", "value": value}
@@ -133,7 +142,7 @@ def test_what_an_event_contains_is_never_evaluated(value: Any) -> None:
     assert rendered("${event.value}", event) == value
 
 
-@settings(max_examples=50, deadline=2_000)
+@settings(max_examples=50, deadline=None)
 @given(event=st.dictionaries(st.sampled_from(["type", "priority", "tags", "x"]), JSON))
 def test_a_rendering_is_a_valid_task_or_an_error_that_names_the_field(event: dict[str, Any]) -> None:
     made = definition(
