@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from lineshaft.embedded.account import Account, server_account, server_environme
 from lineshaft.embedded.binaries import Binaries, find_binaries
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.server import choose_for_account
+from tests.ports import reserved_port
 
 ROLE, DATABASE, PASSWORD = "lineshaft", "postgres", "chaos"
 _PATIENCE_SEC = 60.0
@@ -43,12 +43,6 @@ _OPTIONS = {
 _LOSSY = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Node:
     """One server: its data, its port, and its process while it runs."""
 
@@ -57,7 +51,7 @@ class Node:
     ) -> None:
         self.name = name
         self._options = options
-        self.port = free_port()
+        self.port = reserved_port()
         self.data = directory / name
         self._log = directory / f"{name}.log"
         self._binaries = binaries

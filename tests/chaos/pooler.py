@@ -11,7 +11,8 @@ from psycopg.conninfo import make_conninfo
 
 from lineshaft.embedded.account import Account, server_environment
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX
-from tests.chaos.cluster import DATABASE, PASSWORD, ROLE, free_port
+from tests.chaos.cluster import DATABASE, PASSWORD, ROLE
+from tests.ports import reserved_port
 
 #: Few, so that clients share them all the time.
 SERVER_CONNECTIONS = 4
@@ -27,7 +28,7 @@ class Pooler:
         self._config = directory / "pgbouncer.ini"
         self._log = directory / "pgbouncer.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        self.port = reserved_port()
 
     @property
     def dsn(self) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lineshaft.engine.engine import Engine
-from tests.chaos.cluster import Cluster, free_port
+from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Kind
 from tests.chaos.fleet import Line, Member, copy_code, python
 from tests.chaos.nemesis import Disk
 from tests.chaos.plan import Plan, mount, unmount
 from tests.chaos.pooler import Pooler
+from tests.ports import reserved_port
 
 #: Guards are part of it: five failures in a row open a breaker, which is probed soon after.
 _BREAKERS = """
@@ -92,7 +93,7 @@ class Stage:
         breakers = self.directory / "breakers.yaml"
         breakers.write_text(_BREAKERS)
         code = await asyncio.to_thread(copy_code, self.directory)
-        ports = {"server-0": free_port(), "server-1": free_port()}
+        ports = {"server-0": reserved_port(), "server-1": reserved_port()}
         turns = itertools.cycle(ports.values())
         pooler = await self._pooler(stack, cluster)
         tokens = await _tokens(cluster.primary.dsn) if self.plan.attacks else {}

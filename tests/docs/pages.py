@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.chaos.cluster import free_port
+from tests.ports import reserved_port
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -93,7 +93,7 @@ class Page:
         """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
         self._folder = folder
         self._user = user
-        self._port = str(free_port())
+        self._port = str(reserved_port())
         own = {"LINESHAFT_PORT": self._port} | (variables or {})
         self._environment = environment(folder.parent, programs) | own
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []

@@ -8,15 +8,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from lineshaft.embedded import EmbeddedServer, keeper, locks, watcher
+from lineshaft.embedded import Binaries, EmbeddedServer, keeper, locks, watcher
 from lineshaft.embedded.account import server_account
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.processes import Identity, identify, is_running
+from lineshaft.embedded.server import choose_for_account
 from lineshaft.engine.postgres.location import database
 from lineshaft.errors import EmbeddedServerError
 from lineshaft.settings import Settings
@@ -93,6 +95,9 @@ def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
     ) as client:
         assert client.stdout is not None
         backend = int(client.stdout.readline())
+        # Until then it would notice the end of the postmaster at once.
+        active = f"SELECT query FROM pg_stat_activity WHERE pid = {backend} AND state = 'active'"
+        wait_until(lambda: "LOOP" in (query(server.dsn, active) or ""), "the endless loop")
         postmaster, watching = postmaster_pid(home), watcher_pid(home)
         os.kill(watching, signal.SIGKILL)
         os.kill(postmaster, signal.SIGKILL)
@@ -101,7 +106,8 @@ def test_waits_for_the_busy_backend_of_a_killed_server(home: Path) -> None:
         threading.Thread(target=_kill_after_error, args=(home, client, started), daemon=True).start()
         with EmbeddedServer.start(home, options=options) as again:
             started.set()
-            assert not is_running(backend)
+            # It has let go of its memory, which is one of the last things that a process does.
+            wait_for_end(backend)
             assert "still in use" in Layout(home).log.read_text()
             assert query(again.dsn, "SELECT 1") == 1
     server.close()
@@ -138,6 +144,34 @@ def test_a_killed_server_is_restarted_for_its_users(home: Path, monkeypatch: pyt
         wait_for_end(killed)
         wait_until(answers, "the server's return, at the same address")
     wait_until_idle(home)
+
+
+def test_a_server_that_stopped_after_its_last_user_is_not_restarted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keeper is about to look when the user goes."""
+    looking, stopped = threading.Event(), threading.Event()
+    has_ended = keeper._has_ended
+
+    def look_late(layout: Layout) -> bool:
+        looking.set()
+        return stopped.wait(60) and has_ended(layout)
+
+    def starts() -> int:
+        return Layout(home).log.read_text().count("ready to accept connections")
+
+    monkeypatch.setattr(keeper, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(keeper, "_has_ended", look_late)
+    before = set(threading.enumerate())
+    with database(Settings(home=home)):
+        (keeping,) = set(threading.enumerate()) - before
+        assert looking.wait(60)
+        started = starts()
+    wait_until_idle(home)
+    stopped.set()
+    keeping.join(60)
+    assert not keeping.is_alive()
+    assert starts() == started
 
 
 @contextmanager
@@ -230,8 +264,26 @@ def test_a_zombie_postmaster(home: Path) -> None:
                 os.waitpid(pid, 0)
 
 
-def test_a_starter_killed_during_initdb(new_home: Path) -> None:
-    with User(new_home) as user:
+@pytest.fixture
+def endless_initdb(short_directory: Path, new_home: Path, some_binaries: Binaries) -> Binaries:
+    """Programs whose initdb does its work, but ends only after the test: its caller can't go on."""
+    real = choose_for_account([some_binaries], server_account(Layout(new_home)))
+    programs = short_directory / "programs"
+    programs.mkdir()
+    # The server's account must be able to run them.
+    for directory in (short_directory, programs):
+        directory.chmod(0o755)
+    (programs / "postgres").symlink_to(real.program("postgres"))
+    script = programs / "initdb"
+    script.write_text(
+        f'#!/bin/sh\n\'{real.program("initdb")}\' "$@"\nwhile [ -e "$0" ]; do sleep 0.1; done\n'
+    )
+    script.chmod(0o755)
+    return replace(real, directory=programs)
+
+
+def test_a_starter_killed_during_initdb(new_home: Path, endless_initdb: Binaries) -> None:
+    with User(new_home, binaries=endless_initdb) as user:
         wait_until(lambda: any(new_home.glob("postgres.new-*/data/PG_VERSION")), "initdb at work")
         user.kill()
     assert not Layout(new_home).data.exists()

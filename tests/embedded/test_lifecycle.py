@@ -150,7 +150,7 @@ def test_a_newcomer_while_the_server_stops_gets_a_server(home: Path) -> None:
 def _use_until(dsn: str, connected: Event, enough: Event) -> None:
     query(dsn, "SELECT 1")
     connected.set()
-    enough.wait(30)
+    enough.wait(60)
     query(dsn, "SELECT 1")
 
 
@@ -160,11 +160,11 @@ def test_a_forked_child_keeps_the_server_until_it_ends(home: Path) -> None:
     server = EmbeddedServer.start(home, options=FAST)
     child = fork.Process(target=_use_until, args=(server.dsn, connected, enough))
     child.start()
-    assert connected.wait(30)
+    assert connected.wait(60)
     server.close()
     assert query(server.dsn, "SELECT 1 FROM pg_sleep(1.2)") == 1
     enough.set()
-    child.join(30)
+    child.join(60)
     assert child.exitcode == 0
     wait_until_idle(home)
 
@@ -218,14 +218,16 @@ def test_the_start_lock_is_free_afterwards(home: Path) -> None:
 
 
 def test_process_1_of_a_container_waits_for_the_shutdown(home: Path) -> None:
-    """All others are killed when it ends."""
+    """All others are killed when it ends, the watcher too."""
     unshare = shutil.which("unshare")
     alone = [str(unshare), "--pid", "--fork", "--mount-proc", "--kill-child"]
     if unshare is None or subprocess.run([*alone, "/bin/true"], capture_output=True, check=False).returncode:
         pytest.skip("can't make a process namespace here")
     program = (
-        "import os, sys; from pathlib import Path; from lineshaft.embedded import EmbeddedServer; "
-        "assert os.getpid() == 1; EmbeddedServer.start(Path(sys.argv[1])).close()"
+        "import os, sys; from pathlib import Path; from lineshaft.embedded import EmbeddedServer, locks; "
+        "from lineshaft.embedded.layout import Layout; home = Path(sys.argv[1]); "
+        "assert os.getpid() == 1; EmbeddedServer.start(home).close(); "
+        "assert not locks.is_held(Layout(home).watcher_lock)"
     )
     subprocess.run([*alone, sys.executable, "-c", program, str(home)], check=True)
     assert "database system is shut down" in Layout(home).log.read_text().splitlines()[-1]

@@ -106,6 +106,7 @@ async def test_an_upload_never_ends_in_the_row_of_a_later_one(
         later.cancel()
         relying.go_on.set()
         made = await uploading
+        await asyncio.wait({later})
 
     assert await content(engine, made) == b"x"
 

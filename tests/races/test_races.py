@@ -113,7 +113,7 @@ async def test_the_last_tasks_of_a_dag_end_at_once(engines: tuple[Engine, Engine
             one.work.complete([Completion(ref(first), DONE)]),
             two.work.fail([Failure(ref(second), "bad", "auth_failure")]),
         )
-        kinds = "SELECT kind FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq"
+        kinds = "SELECT kind FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq, n"
         assert [row[0] for row in look.execute(kinds, [dag.id])] == [
             "dag.created",
             "dag.running",

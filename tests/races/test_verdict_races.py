@@ -90,7 +90,7 @@ async def test_two_first_claims_with_a_cost_start_their_dag_once(
 
     with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         claims = await race(look, holder, one.claims.claim("a1", 1), two.claims.claim("a2", 1))
-        kinds = "SELECT kind FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq"
+        kinds = "SELECT kind FROM lineshaft.events WHERE dag_id = %s AND kind LIKE 'dag.%%' ORDER BY seq, n"
         found = [row[0] for row in look.execute(kinds, [dag.id])]
 
     assert [len(claim.tasks) for claim in claims] == [1, 1]

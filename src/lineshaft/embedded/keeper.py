@@ -35,7 +35,8 @@ def _keep(server: EmbeddedServer, over: threading.Event) -> None:
     last_error = ""
     while not over.wait(CHECK_EVERY_S):
         try:
-            if _has_ended(Layout(server.home)):
+            # After the block it may have stopped because it had no users any more.
+            if _has_ended(Layout(server.home)) and not over.is_set():
                 server.restart()
                 last_error = ""
                 _log.warning(

@@ -352,7 +352,10 @@ def _wait_until_ready(layout: Layout, running: _Running) -> int:
 
 
 def _wait_for_end(layout: Layout, patience: float = 10.0) -> None:
-    _wait_while(lambda: processes.find_postmaster(layout) is not None, patience)
+    """Wait for the server, which ends after it has removed its pid file, and for its parent, the watcher."""
+    _wait_while(
+        lambda: processes.find_postmaster(layout) is not None or locks.is_held(layout.watcher_lock), patience
+    )
 
 
 def _wait_while(condition: Callable[[], bool], patience: float) -> None:
