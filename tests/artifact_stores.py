@@ -1,6 +1,8 @@
 """Stores for tests of artifacts: a folder, and a bucket of a real S3 server (SeaweedFS)."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -26,15 +28,28 @@ _PORTS = (
     *("s3.port", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "volume.port", "volume.port.grpc"),
     "webdav.port",
 )
+#: Below the ports that the system gives to connections and to servers that ask for any.
+_BLOCKS = range(20_000, 32_000, len(_PORTS) + 1)
+
+
+def _own_ports() -> tuple[socket.socket, list[int]]:
+    """Ports that no other process of tests uses while the socket is open, which is the first of its block."""
+    for first in random.sample(_BLOCKS, len(_BLOCKS)):
+        ports = [first + number for number in range(1, len(_PORTS) + 1)]
+        with contextlib.suppress(OSError), contextlib.ExitStack() as bound:
+            kept = bound.enter_context(socket.create_server(("127.0.0.1", first)))
+            for port in ports:
+                socket.create_server(("127.0.0.1", port)).close()
+            bound.pop_all()
+            return kept, ports
+    raise AssertionError("All blocks of ports are in use.")
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """The URL of an S3 server that has one bucket."""
-    bound = [socket.create_server(("127.0.0.1", 0)) for _ in _PORTS]
-    ports = dict(zip(_PORTS, (each.getsockname()[1] for each in bound), strict=True))
-    for each in bound:
-        each.close()
+    kept, free = _own_ports()
+    ports = dict(zip(_PORTS, free, strict=True))
     url = f"http://127.0.0.1:{ports['s3.port']}"
     weed = Path(sys.executable).with_name("weed")
     with (folder / "log").open("wb") as log:
@@ -55,6 +70,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+        kept.close()
 
 
 def _await(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
