@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import S3Store as Client
 
 from lineshaft.artifacts import open_store
 from lineshaft.artifacts.store import Store
@@ -74,15 +75,19 @@ def s3_server(folder: Path) -> Iterator[str]:
 
 
 def _await(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the bucket exists: then a request without a signature is refused, not unknown."""
+    """Until an object can be written, which is later than the first answer."""
+    client = Client(
+        BUCKET,
+        endpoint=url,
+        access_key_id=ACCESS_KEY,
+        secret_access_key=SECRET_KEY,
+        client_options={"allow_http": True, "timeout": timedelta(seconds=5)},
+        retry_config={"max_retries": 0},
+    )
     while process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/{BUCKET}", timeout=5)  # noqa: S310 - our own server
-        except urllib.error.HTTPError as refused:
-            if refused.code == 403:
-                return
-        except OSError:
-            pass
+        with contextlib.suppress(obstore.exceptions.BaseError):
+            obstore.put(client, "ready", b"x", use_multipart=False)
+            return
         time.sleep(0.05)
     raise AssertionError(f"The S3 server ended: {log.read_text(errors='replace')[-2000:]}")
 
