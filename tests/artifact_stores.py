@@ -1,17 +1,20 @@
 """Stores for tests of artifacts: a folder, and a bucket of a real S3 server (SeaweedFS)."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import S3Store as Client
 
 from lineshaft.artifacts import open_store
 from lineshaft.artifacts.store import Store
@@ -26,15 +29,28 @@ _PORTS = (
     *("s3.port", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "volume.port", "volume.port.grpc"),
     "webdav.port",
 )
+#: Below the ports that the system gives to connections and to servers that ask for any.
+_BLOCKS = range(20_000, 32_000, len(_PORTS) + 1)
+
+
+def _own_ports() -> tuple[socket.socket, list[int]]:
+    """Ports that no other process of tests uses while the socket is open, which is the first of its block."""
+    for first in random.sample(_BLOCKS, len(_BLOCKS)):
+        ports = [first + number for number in range(1, len(_PORTS) + 1)]
+        with contextlib.suppress(OSError), contextlib.ExitStack() as bound:
+            kept = bound.enter_context(socket.create_server(("127.0.0.1", first)))
+            for port in ports:
+                socket.create_server(("127.0.0.1", port)).close()
+            bound.pop_all()
+            return kept, ports
+    raise AssertionError("All blocks of ports are in use.")
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """The URL of an S3 server that has one bucket."""
-    bound = [socket.create_server(("127.0.0.1", 0)) for _ in _PORTS]
-    ports = dict(zip(_PORTS, (each.getsockname()[1] for each in bound), strict=True))
-    for each in bound:
-        each.close()
+    kept, free = _own_ports()
+    ports = dict(zip(_PORTS, free, strict=True))
     url = f"http://127.0.0.1:{ports['s3.port']}"
     weed = Path(sys.executable).with_name("weed")
     with (folder / "log").open("wb") as log:
@@ -55,18 +71,23 @@ def s3_server(folder: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+        kept.close()
 
 
 def _await(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the bucket exists: then a request without a signature is refused, not unknown."""
+    """Until an object can be written, which is later than the first answer."""
+    client = Client(
+        BUCKET,
+        endpoint=url,
+        access_key_id=ACCESS_KEY,
+        secret_access_key=SECRET_KEY,
+        client_options={"allow_http": True, "timeout": timedelta(seconds=5)},
+        retry_config={"max_retries": 0},
+    )
     while process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/{BUCKET}", timeout=5)  # noqa: S310 - our own server
-        except urllib.error.HTTPError as refused:
-            if refused.code == 403:
-                return
-        except OSError:
-            pass
+        with contextlib.suppress(obstore.exceptions.BaseError):
+            obstore.put(client, "ready", b"x", use_multipart=False)
+            return
         time.sleep(0.05)
     raise AssertionError(f"The S3 server ended: {log.read_text(errors='replace')[-2000:]}")
 

@@ -18,6 +18,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
@@ -52,6 +53,10 @@ ON_EACH_VERSION = re.compile(
 )
 
 NewDatabase = Callable[[str], AbstractContextManager[str]]
+
+# Without a limit of time for each example: a process that waits for its turn is not a fault.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @cache

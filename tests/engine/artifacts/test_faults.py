@@ -32,8 +32,7 @@ async def _through_proxy(
     async with proxied_url(s3_url) as (url, proxy):
         use_s3(monkeypatch, url)
         prefix = place.removeprefix(f"s3://{BUCKET}/")
-        store = S3Store(BUCKET, prefix, request_sec=1.0, retries=0)
-        async with Engine(dsn, clock=clock, store=store) as engine:
+        async with Engine(dsn, clock=clock, store=S3Store(BUCKET, prefix, retries=0)) as engine:
             yield engine, proxy
 
 
@@ -57,10 +56,15 @@ async def test_s3_refuses_hangs_and_dies(  # noqa: PLR0917 - fixtures
         proxy.restore()
 
         proxy.hold()
+        patient = engine.artifacts._given_store
+        engine.artifacts._given_store = S3Store(
+            BUCKET, s3_place.removeprefix(f"s3://{BUCKET}/"), request_sec=1.0, retries=0
+        )
         began = time.monotonic()
         with pytest.raises(StoreUnavailableError):
             await put(engine, LARGE)
         assert time.monotonic() - began < 30
+        engine.artifacts._given_store = patient
         proxy.restore()
 
         async def dying() -> AsyncIterator[bytes]:

@@ -31,10 +31,12 @@ async def test_duties_that_a_caller_runs_have_no_actor(world: World) -> None:
     deadline = world.clock.now() + timedelta(seconds=90)
     expiring = await world.one(deadline=deadline, expire_at_deadline=True)
 
+    on_demand = OnDemand(world.engine, lambda: None)
     with acting_as("agents"):
         for _ in range(2):
             world.clock.advance(60)
-            await OnDemand(world.engine, lambda: None).run()
+            await on_demand.run()
+    await on_demand.close()
 
     cancelled = world.rows(CANCELLED)
     assert {row["data"]["reason"] for row in cancelled} == {

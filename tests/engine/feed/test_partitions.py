@@ -135,10 +135,12 @@ async def test_two_at_once_make_each_partition_once(
         results = await asyncio.gather(
             *(Partitions(each).ensure_partitions(100) for each in (database, other, database, other))
         )
+    # What was postponed, because a reader among them was slow, is made now.
+    results.append(await Partitions(database).ensure_partitions(100))
 
     made = sorted(name for result in results for name in result.made)
     assert made == ["event_202602", "event_202603", "event_202604", "event_202605"]
-    assert not any(result.postponed for result in results)
+    assert not results[-1].postponed
 
 
 async def test_old_partitions_are_dropped_and_cursors_into_them_expire(

@@ -16,11 +16,11 @@ from tests.engine.sources.scheduler_program import WINDOWS
 async def test_a_tick_fires_once_whenever_its_server_is_killed(dsn: str) -> None:
     async with Engine(dsn) as other:
         for window in WINDOWS:
-            await put(other, schedule("s", catch_up="all"))
+            await put(other, schedule("s", every_sec=3600.0, catch_up="all"))
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(
                     "UPDATE lineshaft.source SET next_tick = now() - interval '1 s',"
-                    " next_at = now() - interval '1 s', created_at = now() - interval '61 s'"
+                    " next_at = now() - interval '1 s', created_at = now() - interval '3601 s'"
                 )
                 server = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tests.engine.sources.scheduler_program", dsn, window,
