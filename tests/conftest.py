@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -52,6 +53,10 @@ ON_EACH_VERSION = re.compile(
 )
 
 NewDatabase = Callable[[str], AbstractContextManager[str]]
+
+# A process that is paused for a moment is neither a slow test nor a slow strategy.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @cache
