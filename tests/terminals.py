@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from fcntl import ioctl
@@ -34,7 +35,9 @@ class Terminal:
     @property
     def text(self) -> str:
         """What it has printed so far, without colours."""
-        return _STYLE.sub("", self._output.decode()).replace("\r\n", "\n")
+        # The last character may have arrived in part.
+        shown = getincrementaldecoder("utf-8")().decode(self._output)
+        return _STYLE.sub("", shown).replace("\r\n", "\n")
 
     async def prints(self, text: str, times: int = 1) -> None:
         """Wait until the text was printed so often."""
