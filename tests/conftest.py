@@ -18,9 +18,9 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-import hypothesis
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -54,9 +54,9 @@ ON_EACH_VERSION = re.compile(
 
 NewDatabase = Callable[[str], AbstractContextManager[str]]
 
-# Without a limit of time for each example: a process that waits for its turn is not a fault.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
+# A process that is paused for a moment is neither a slow test nor a slow strategy.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @cache

@@ -31,6 +31,7 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._number = 0
+        self._resets = 0
         #: Data that begins with one of these goes nowhere.
         self.drops: tuple[bytes, ...] = ()
         #: How long each piece of data is on its way.
@@ -45,6 +46,7 @@ class Proxy:
 
     def reset(self) -> None:
         """Connections that exist are reset; new ones work."""
+        self._resets += 1
         for pair in self._pairs.values():
             for writer in pair:
                 _reset(writer)
@@ -73,10 +75,16 @@ class Proxy:
             await self._refuse(writer)
             return
         number, self._number = self._number, self._number + 1
+        resets = self._resets
         try:
             server_reader, server_writer = await self._connect()
         except OSError:
             await self._refuse(writer)
+            return
+        if self._resets != resets:
+            # Its client had connected before.
+            _reset(writer)
+            _reset(server_writer)
             return
         self._pairs[number] = (writer, server_writer)
         for source, target in ((reader, server_writer), (server_reader, writer)):

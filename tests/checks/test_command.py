@@ -88,19 +88,27 @@ async def test_a_relative_program_is_the_operators_not_the_tasks(tmp_path: Path)
     assert verdict.passed, verdict
 
 
-async def test_at_the_time_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
+async def test_at_the_time_limit_the_whole_group_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R-096: also the processes that the command started."""
-    verdict = await run(
+    program = (
         "import os, subprocess, sys, time;"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)']);"
         "print('started', flush=True); open('pids', 'w').write(f'{os.getpid()} {child.pid}');"
-        "time.sleep(1000)",
-        directory=tmp_path,
-        limit=3.0,
+        "time.sleep(1000)"
     )
+    work = asyncio.create_task(run(program, directory=tmp_path, limit=500.0))
+    while not _written(tmp_path / "pids"):  # noqa: ASYNC110 - another process writes the file
+        await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    time = loop.time
+
+    monkeypatch.setattr(loop, "time", lambda: time() + 500)
+    verdict = await work
 
     (reason,) = verdict.reasons
-    assert "did not finish within 3 s and was killed" in reason
+    assert "did not finish within 500 s and was killed" in reason
     assert reason.endswith("started")
     for pid in (tmp_path / "pids").read_text().split():
         await gone(int(pid))

@@ -78,19 +78,18 @@ def test_a_process_killed_inside_a_migration_leaves_nothing(empty_dsn: str) -> N
     slow = Migration(2, "slow", "CREATE TABLE lineshaft.b (n integer); SELECT pg_sleep(60);")
     process = multiprocessing.get_context("spawn").Process(target=migrate.up, args=(empty_dsn, [FIRST, slow]))
     process.start()
+    # Only here: other tests sleep on the same server.
+    sleeping = "FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
     with psycopg.connect(empty_dsn, autocommit=True) as watcher:
         wait_until(
             watcher,
-            "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-            " AND application_name = 'lineshaft migrate'",
+            f"SELECT count(*) = 1 {sleeping} AND application_name = 'lineshaft migrate'",
         )
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         # The server notices a dead client when it next writes to it: end the orphaned backend at once.
-        watcher.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-        )
+        watcher.execute(f"SELECT pg_terminate_backend(pid, 60000) {sleeping}".encode())
 
     assert states(empty_dsn, [FIRST, SECOND]) == [State.APPLIED, State.PENDING]
     assert migrate.up(empty_dsn, [FIRST, SECOND]) == [SECOND]
