@@ -232,7 +232,7 @@ def test_waiting_for_a_key_blocks_only_its_own_thread(
         # The event loop behind it is free.
         assert blocking.list().items == []
         first.commit()
-        thread.join(30)
+        thread.join(60)
 
     assert (found[0].id, found[0].duplicate) == (kept.id, True)
 

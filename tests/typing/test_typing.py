@@ -17,7 +17,11 @@ FILES = ("good.py", "wrong.py")
 #: Lines with errors, by file.
 Errors = dict[str, dict[int, str]]
 
-pytestmark = pytest.mark.slow("a type checker reads the whole package")
+pytestmark = [
+    pytest.mark.slow("a type checker reads the whole package"),
+    # Minutes, on a busy machine and without a cache.
+    pytest.mark.timeout(1200),
+]
 
 
 def mypy() -> Errors:

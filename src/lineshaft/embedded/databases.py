@@ -14,7 +14,8 @@ from psycopg.conninfo import make_conninfo
 #: The advisory lock for preparing a template; an arbitrary number.
 _TEMPLATE_LOCK = 0x6C696E6573686674
 _HAS_STRATEGIES = 15_00_00
-_SESSIONS_END_SEC = 1.0
+#: A busy machine may take seconds to end a session; DROP DATABASE itself waits for five.
+_SESSIONS_END_SEC = 10.0
 _numbers = count(1)
 
 
