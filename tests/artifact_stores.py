@@ -28,14 +28,37 @@ _PORTS = (
 )
 
 
+#: How its log names a port that another process has taken.
+_TAKEN = ("is not available", "address already in use")
+_TRIES = 5
+
+
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """The URL of an S3 server that has one bucket."""
+    for number in range(_TRIES):
+        own = folder / str(number)
+        own.mkdir()
+        process, url = _started(own)
+        try:
+            if _is_ready(process, url):
+                yield url
+                return
+        finally:
+            process.kill()
+            process.wait()
+        said = (own / "log").read_text(errors="replace")
+        # Between the choice of a port and its use, another process may take it.
+        assert any(sign in said for sign in _TAKEN), f"The S3 server ended: {said[-2000:]}"
+    raise AssertionError(f"The S3 server found its ports taken {_TRIES} times.")
+
+
+def _started(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
+    """The process, and the URL that it will have."""
     bound = [socket.create_server(("127.0.0.1", 0)) for _ in _PORTS]
     ports = dict(zip(_PORTS, (each.getsockname()[1] for each in bound), strict=True))
     for each in bound:
         each.close()
-    url = f"http://127.0.0.1:{ports['s3.port']}"
     weed = Path(sys.executable).with_name("weed")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -49,26 +72,24 @@ def s3_server(folder: Path) -> Iterator[str]:
             stderr=subprocess.STDOUT,
             cwd=folder,
         )
-    try:
-        _await(url, process, folder / "log")
-        yield url
-    finally:
-        process.kill()
-        process.wait()
+    return process, f"http://127.0.0.1:{ports['s3.port']}"
 
 
-def _await(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the bucket exists: then a request without a signature is refused, not unknown."""
+def _is_ready(process: "subprocess.Popen[bytes]", url: str) -> bool:
+    """Wait until the bucket exists: then a request without a signature is refused, not unknown.
+
+    False: the process has ended.
+    """
     while process.poll() is None:
         try:
             urllib.request.urlopen(f"{url}/{BUCKET}", timeout=5)  # noqa: S310 - our own server
         except urllib.error.HTTPError as refused:
             if refused.code == 403:
-                return
+                return True
         except OSError:
             pass
         time.sleep(0.05)
-    raise AssertionError(f"The S3 server ended: {log.read_text(errors='replace')[-2000:]}")
+    return False
 
 
 @pytest.fixture(scope="session")
