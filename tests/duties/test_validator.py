@@ -189,7 +189,7 @@ async def test_slow_checks_run_concurrently_up_to_the_limit(dsn: str, clock: Mov
 
 
 async def test_a_lease_is_renewed_while_a_check_runs(dsn: str, clock: MovableClock) -> None:
-    """A check that takes longer than its lease runs once. The clock moves as far as the renewals are apart."""
+    """A check that takes longer than its lease runs once. The clock moves with each renewal."""
     begun = 0
     renewed = asyncio.Event()
     taken_by_others: list[GatedOutput] = []

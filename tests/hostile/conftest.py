@@ -1,6 +1,7 @@
 """A server in a process of its own under attack: it stays alive, and its memory stays small."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import subprocess
@@ -73,7 +74,7 @@ class Target:
         assert growth < MAX_GROWTH_BYTES, f"memory grew by {growth >> 20} MB"
 
     def health(self) -> float:
-        """Seconds until /healthz answered, without those in which both waited for a processor."""
+        """Seconds until /healthz answered, without those in which one of both waited for a processor."""
         began, queued = time.monotonic(), self._queued_sec()
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
@@ -83,12 +84,20 @@ class Target:
             return 30.0
         finally:
             connection.close()
-        return time.monotonic() - began - (self._queued_sec() - queued)
+        waited = sum(max(0.0, sec - queued.get(thread, 0.0)) for thread, sec in self._queued_sec().items())
+        return time.monotonic() - began - waited
 
-    def _queued_sec(self) -> float:
-        """How long the server's event loop and this thread were ready to run, but other processes ran."""
-        files = (Path(f"/proc/{self.process.pid}/schedstat"), Path("/proc/thread-self/schedstat"))
-        return sum(int(file.read_text().split()[1]) for file in files) / 1e9
+    def _queued_sec(self) -> dict[str, float]:
+        """How long each thread of the server and of this process was ready to run, but other processes ran.
+
+        All threads: one that waits for a processor may have the interpreter's lock, for which others wait.
+        """
+        found: dict[str, float] = {}
+        for process in (self.process.pid, os.getpid()):
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                with contextlib.suppress(OSError):  # it has ended
+                    found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+        return found
 
 
 class _HealthWatch:

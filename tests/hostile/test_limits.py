@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import time
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -66,21 +67,24 @@ async def test_readers_in_a_loop_do_not_delay_submissions(target: Target) -> Non
     await client.post("/v1/tasks/batch", {"tasks": [{"type": "t", "spec": {"n": n}} for n in range(500)]})
     over = asyncio.Event()
 
-    async def read() -> None:
-        while not over.is_set():
-            await client.get("/v1/tasks", limit=500)
+    reads: list[float] = []
 
-    async def submitted() -> float:
+    async def took(call: Awaitable[object]) -> float:
         began = time.monotonic()
-        await client.submit()
+        await call
         return time.monotonic() - began
 
+    async def read() -> None:
+        while not over.is_set():
+            reads.append(await took(client.get("/v1/tasks", limit=500)))
+
     readers = [asyncio.create_task(read()) for _ in range(45)]
-    times = [await submitted() for _ in range(10)]
+    times = [await took(client.submit()) for _ in range(10)]
     over.set()
     await asyncio.gather(*readers)
 
-    assert statistics.median(times) < 2.0, times
+    # They don't queue behind the readers, whatever time the machine takes for a read.
+    assert statistics.median(times) < statistics.median(reads) / 2, (times, reads)
 
 
 async def test_a_form_of_another_site_is_refused(target: Target) -> None:

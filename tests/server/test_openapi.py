@@ -4,6 +4,7 @@ import re
 from html import escape
 from typing import Any
 
+from lineshaft.clock import MovableClock
 from lineshaft.server.app import OPERATIONS
 from tests.server.client import Client
 from tests.server.conftest import Serve
@@ -115,21 +116,24 @@ async def samples(client: Client) -> dict[str, float]:
     return found
 
 
-async def test_metrics_have_the_names_of_004(client: Client) -> None:
-    """R-242."""
-    agent = await client.register('odd "agent"\\', models_available=["large"], budget_usd=10)
-    await client.submit("code", priority=50)
-    task_id, token = await client.hold(agent | {"id": "odd%20%22agent%22%5C"})
-    done = {"claim_token": token, "output": {"data": 1}, "cost_usd": 0.25}
-    await client.post(f"/v1/tasks/{task_id}/complete", done)
-    for category in ("timeout", "auth_failure", "my own"):
-        await client.submit("code", max_attempts=1)
+async def test_metrics_have_the_names_of_004(serve: Serve, clock: MovableClock) -> None:
+    """R-242. By a clock that the test moves: the money of a day is counted from midnight."""
+    async with serve(clock=clock) as served:
+        client = served.client
+        agent = await client.register('odd "agent"\\', models_available=["large"], budget_usd=10)
+        await client.submit("code", priority=50)
         task_id, token = await client.hold(agent | {"id": "odd%20%22agent%22%5C"})
-        body = {"claim_token": token, "error": "x", "category": category, "cost_usd": 0.5}
-        await client.post(f"/v1/tasks/{task_id}/fail", body)
-    await client.submit("research", priority=50)
+        clock.advance(1)
+        done = {"claim_token": token, "output": {"data": 1}, "cost_usd": 0.25}
+        await client.post(f"/v1/tasks/{task_id}/complete", done)
+        for category in ("timeout", "auth_failure", "my own"):
+            await client.submit("code", max_attempts=1)
+            task_id, token = await client.hold(agent | {"id": "odd%20%22agent%22%5C"})
+            body = {"claim_token": token, "error": "x", "category": category, "cost_usd": 0.5}
+            await client.post(f"/v1/tasks/{task_id}/fail", body)
+        await client.submit("research", priority=50)
 
-    found = await samples(client)
+        found = await samples(client)
 
     me = 'agent_id="odd \\"agent\\"\\\\"'
     assert found['task_queue_depth{status="ready",priority_tier="normal"}'] == 1

@@ -93,7 +93,7 @@ async def test_a_long_poll_outlasts_the_limit_of_reads(dsn: str) -> None:
 
 
 async def answered(call: Callable[[], Awaitable[Reply]]) -> Reply:
-    """Call until there is an answer: on a busy machine even the look-up of the caller may exceed the limit."""
+    """Call until there is an answer: on a busy machine the look-up of the caller may exceed the limit."""
     async with asyncio.timeout(60):
         while (reply := await call()).status == 503:
             pass

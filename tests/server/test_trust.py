@@ -12,7 +12,7 @@ from lineshaft.dashboard.dashboard import Dashboard
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.server.app import OPERATIONS, create_app
-from lineshaft.server.framework import streams
+from lineshaft.server.framework import middleware, streams
 from lineshaft.server.framework.auth import check_exposure, is_loopback
 from lineshaft.server.framework.limits import MAX_DEPTH
 from lineshaft.server.framework.routing import Operation
@@ -414,6 +414,29 @@ async def test_a_body_that_is_too_large(serve: Serve) -> None:
         for reply in (large, chunked):
             assert (reply.status, reply.code) == (413, "payload_too_large")
             assert "2000" in reply.json["detail"]
+
+
+@pytest.mark.slow("sends for longer than the limit")
+async def test_a_body_that_is_too_large_and_takes_long_is_answered(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender gets the response, not a reset, as long as it goes on sending."""
+    monkeypatch.setattr(middleware, "DROP_SEC", 4.0)
+    async with serve(max_body_bytes=2000) as served:
+        now = asyncio.get_running_loop().time
+        until_sec = now() + 5
+        head = {"Content-Length": str(1 << 20)}
+        reader, writer = await served.client.send("POST", "/v1/tasks", headers=head, raw=b"x")
+        sent = 1
+        while now() < until_sec:
+            await served.client.get("/healthz")
+            writer.write(b"x")
+            sent += 1
+        writer.write(b"x" * ((1 << 20) - sent))
+        await writer.drain()
+
+        assert (await read_reply(reader)).code == "payload_too_large"
+        writer.close()
 
 
 @pytest.mark.parametrize(("depth", "status"), [(MAX_DEPTH - 2, 201), (MAX_DEPTH + 1, 422), (1_000_000, 422)])

@@ -33,8 +33,9 @@ _log = structlog.get_logger("lineshaft.http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 #: Another port of this machine counts as the same site, but it serves other pages.
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
-#: How much of a refused body is read, and for how long, so that its sender gets to read the response.
-_DROP_BYTES, _DROP_SEC = 64 << 20, 5.0
+#: How much of a refused body is read, so that its sender gets to read the response, and how long the server
+#: waits for the next part of it. Connections that send slowly have other limits.
+_DROP_BYTES, DROP_SEC = 64 << 20, 5.0
 #: For load balancers, which call by address or by a name of their own.
 _ANY_HOST = frozenset({"/healthz", "/readyz"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -203,10 +204,12 @@ class _Body:
 
     async def drop(self) -> None:
         """Read the rest, within limits, and forget it."""
+        now = asyncio.get_running_loop().time
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DROP_SEC):
+            async with asyncio.timeout(DROP_SEC) as limit:
                 while not self.is_read and self._received < _DROP_BYTES:
                     await self._next()
+                    limit.reschedule(now() + DROP_SEC)
 
 
 def _split(host: str) -> tuple[str, int | None]:
