@@ -10,6 +10,7 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from tests.chaos.cluster import free_port
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -93,7 +92,8 @@ class Page:
         """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
         self._folder = folder
         self._user = user
-        self._port = str(free_port())
+        self._reserved = reserved_port()
+        self._port = str(self._reserved.getsockname()[1])
         own = {"LINESHAFT_PORT": self._port} | (variables or {})
         self._environment = environment(folder.parent, programs) | own
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []
@@ -150,7 +150,16 @@ class Page:
                 output, _ = running.communicate()
             if running.returncode not in {0, 130, -signal.SIGINT} or "Traceback" in output:
                 failed.append(f"{block} ended with {running.returncode}:\n{output}")
+        self._reserved.close()
         assert not failed, "\n".join(failed)
+
+
+def reserved_port() -> socket.socket:
+    """Bound, but not listening: a server can listen on the port, and the kernel gives it to no one else."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def matches(expected: str, output: str) -> bool:
