@@ -10,7 +10,7 @@ from lineshaft.types.work import ClaimRef, Failure
 from tests.world import Actions, cost, record_step
 
 #: Seconds from the time of the data set to after the test.
-SLOW = 20_000
+SLOW = 20_400
 #: All made in the same millisecond, as ids of one call are.
 TASK = "task_01M7NE37SB1NE956YSAMN"
 DONE, RUNNING, DEAD, CANCELLED, SCHEDULED, PERSON, RETRYING = (

@@ -2,12 +2,16 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from watchfiles import Change, watch
 
 from lineshaft import Lineshaft, NewTask
+from lineshaft.cli import agent_reload
 from tests.agent.helpers import PATIENCE
 from tests.cli.conftest import Cli
 from tests.terminals import CTRL_C, terminal
@@ -74,7 +78,7 @@ async def test_several_agents_of_a_module_in_one_process(shaft: Lineshaft, folde
     _, errors = await asyncio.wait_for(process.communicate(), PATIENCE)
 
     assert process.returncode == 0, errors
-    assert [await task.result(1) for task in tasks] == ["TEXT", "code", "text"]
+    assert [await task.result(PATIENCE) for task in tasks] == ["TEXT", "code", "text"]
 
 
 @pytest.mark.usefixtures("folder", "fresh_imports")
@@ -132,6 +136,28 @@ def test_a_module_that_would_run_its_agent_when_it_is_imported(cli: Cli, folder:
     said = cli("agent", "unguarded:writer")
     assert said.code == 1
     assert "if __name__ == '__main__': agent.main()" in said.err
+
+
+def test_a_change_is_noticed_from_the_first_moment_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process started before changes were watched, and ran on with old code."""
+
+    def slow(*paths: Path, **options: Any) -> Iterator[set[tuple[Change, str]]]:
+        time.sleep(0.5)
+        yield from watch(*paths, **options)
+
+    monkeypatch.setattr(agent_reload, "watch", slow)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    program = (
+        "import pathlib, sys, time; changed = pathlib.Path('changed.py')\n"
+        "if changed.exists(): sys.exit(0)\n"
+        "changed.touch(); time.sleep(30); pathlib.Path('unnoticed').touch()"
+    )
+
+    assert agent_reload._Reloader([sys.executable, "-c", program]).run() == 0
+    assert not Path("unnoticed").exists()
 
 
 @pytest.mark.slow("restarts a process several times")

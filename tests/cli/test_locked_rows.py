@@ -16,4 +16,5 @@ def test_a_cancel_gives_up_with_exit_code_1(dsn: str, cli: Cli, monkeypatch: pyt
 
     assert said.code == 1
     assert "Another transaction has locked a row" in said.err
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
     assert cli("task", "cancel", task).code == 0

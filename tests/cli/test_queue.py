@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -443,6 +444,9 @@ def test_the_limits_of_a_task(cli: Cli) -> None:
 
 def test_a_wait_says_after_a_while_what_it_waits_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lineshaft.cli.wait._SILENT_SEC", 0.05)
+    # At the beginning, before the first look and before the second one.
+    clock = SimpleNamespace(monotonic=iter((0.0, 0.0, 0.5)).__next__)
+    monkeypatch.setattr("lineshaft.cli.wait.time", clock)
 
     said = cli("submit", "x", "--wait", "0.5")
 

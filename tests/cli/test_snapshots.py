@@ -242,7 +242,7 @@ def normalised(text: str, dag_id: str) -> str:
     text = re.sub(r"lsh_\S+", "lsh_…", text)
     text = re.sub(r"(?<=00:00:00)\.\d+", "", text)
     # What was made just before, on a busy machine.
-    text = re.sub(r"\b\d{1,2}s ago", "now", text)
+    text = re.sub(r"\b(?:\d{1,2}s|\dm) ago", "now", text)
     # On the day before, at night.
     text = re.sub(r"(Spent today +|Today \(UTC\) +).*", r"\g<1>…", text)
     # Of the running task, whose line is wrapped.

@@ -34,6 +34,10 @@ def timeless(value: Any) -> Any:
             "tier",
             "as_of",
             "oldest_ready_sec",
+            "last_minute",
+            "since",
+            "day",
+            "hours",
             "last_heartbeat",
             "utilization",
         }

@@ -8,6 +8,7 @@ from lineshaft import NewTask
 from lineshaft.cli import wait
 from lineshaft.client.blocking import SyncLineshaft
 from lineshaft.engine.engine import Engine
+from tests.agent.helpers import PATIENCE
 from tests.proxy import proxied
 
 
@@ -21,7 +22,7 @@ async def test_a_wait_outlasts_an_outage_and_says_so(dsn: str, monkeypatch: pyte
 
     def wait_for(url: str, task_id: str) -> int:
         with SyncLineshaft(url) as shaft:
-            return wait.wait(shaft, [task_id], 60, as_json=False)
+            return wait.wait(shaft, [task_id], 4 * PATIENCE, as_json=False)
 
     async with proxied(dsn) as (through, proxy), Engine(dsn) as engine:
         (task,) = await engine.submission.submit([NewTask("t")])

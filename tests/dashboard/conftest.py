@@ -73,6 +73,15 @@ class Visitor:
         return self.page
 
 
+async def scripts_run(page: Page) -> None:
+    """Wait for the scripts of the page that was just reached by a link, a form or a key.
+
+    What it shows can be seen before they run, and then keys, dialogs and selections don't work yet. A page
+    that was opened by its address is complete.
+    """
+    await page.wait_for_load_state()
+
+
 async def visitor(browser: Browser, served: Served, **options: object) -> Visitor:
     """`options` are those of a browser context, such as viewport and color_scheme."""
     context = await browser.new_context(**options)  # type: ignore[arg-type]

@@ -181,9 +181,15 @@ async def fill(shaft: Lineshaft) -> Sample:
 
 
 async def hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> list[ClaimRef]:
-    """Claim and start what there is of a type, for an instance that lives as long as its lease."""
+    """Claim and start what there is of a type, for an instance that sends no heartbeats but stays active."""
     new = NewAgent(
-        id=agent_id, instance=f"{agent_id}-1", host="host-1", types=(type_,), claim_ttl_sec=3600, **agent
+        id=agent_id,
+        instance=f"{agent_id}-1",
+        host="host-1",
+        types=(type_,),
+        claim_ttl_sec=3600,
+        heartbeat_interval_sec=3600,
+        **agent,
     )
     registered = await shaft.backend.register(new)
     found = await shaft.backend.claim(agent_id, registered.own.incarnation, limit=3, types=[type_])

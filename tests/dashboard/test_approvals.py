@@ -9,7 +9,7 @@ from playwright.async_api import expect
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import ApprovalDecision, Scope
-from tests.dashboard.conftest import Served, Visitor
+from tests.dashboard.conftest import Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.world import Actions
 
@@ -283,6 +283,7 @@ async def test_approve_and_reject_by_keyboard_and_live(served: Served, tab: Visi
     await page.keyboard.press("j")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Newsletter")).to_be_visible()
+    await scripts_run(page)
     await page.keyboard.press("f")
     await page.keyboard.type("looks good")
     await page.keyboard.press("Tab")
@@ -295,6 +296,7 @@ async def test_approve_and_reject_by_keyboard_and_live(served: Served, tab: Visi
     assert await status(served, first) == "COMPLETED"
 
     # The next item, a form, is open; the browser holds back what is incomplete, but not a refusal.
+    await scripts_run(page)
     await page.keyboard.press("f")
     await expect(page.get_by_label("vendor")).to_be_focused()
     await page.keyboard.type("Acme")

@@ -12,7 +12,7 @@ from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import DeadLetterFilter, Scope
-from tests.dashboard.conftest import Served, Visitor
+from tests.dashboard.conftest import Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.dashboard.records import addresses
 from tests.world import Actions, record_step, ref
@@ -376,6 +376,7 @@ async def test_a_person_selects_rows_decides_and_sees_new_letters_arrive(
     await page.keyboard.press("j")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="What differs")).to_be_visible()
+    await scripts_run(page)
     await page.locator("input[data-select]").nth(0).click()
     await page.locator("input[data-select]").nth(1).click(modifiers=["Shift"])
     await expect(page.locator("[data-selected-count]")).to_have_text("2")

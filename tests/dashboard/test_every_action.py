@@ -16,7 +16,7 @@ from lineshaft.model.reviews import Resolution
 from lineshaft.types import NewTask, Scope
 from lineshaft.types.work import ClaimRef, Completion, Failure
 from tests.dashboard.addresses import ACTIONS
-from tests.dashboard.conftest import Served, Visitor
+from tests.dashboard.conftest import Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME
 from tests.dashboard.sample import Sample, fill, hold
 
@@ -65,6 +65,7 @@ class Desk:
 
     async def ask(self, button: str, within: Locator | None = None) -> Locator:
         """Press a button that opens a dialog."""
+        await scripts_run(self.page)
         await (within or self.page.locator("main")).get_by_role("button", name=button, exact=True).click()
         dialog = self.page.locator("dialog[open]")
         await expect(dialog).to_be_visible()
@@ -380,6 +381,8 @@ async def decide_about_a_group_of_dead_letters(desk: Desk) -> None:
     dead = await desk.kill("shelve", "shelf 7 is full")
     await desk.tab.open("/dead-letters")
     await desk.page.get_by_role("link", name=re.compile("shelf")).click()
+    await expect(desk.page.get_by_label("Select Shelve book 0")).to_be_visible()
+    await scripts_run(desk.page)
     await desk.page.get_by_label("Select Shelve book 0").check()
     await desk.page.get_by_label("Select Shelve book 1").check()
     await desk.page.get_by_role("button", name="Escalate…").click()
@@ -748,6 +751,7 @@ async def log_out(desk: Desk) -> None:
 
 
 @pytest.mark.slow("a person does everything that the dashboard offers")
+@pytest.mark.timeout(1200)
 async def test_every_action_in_a_browser(
     served: Served, tab: Visitor, connection: psycopg.Connection
 ) -> None:

@@ -86,6 +86,7 @@ async def test_every_form_and_link_leads_somewhere(served: Served, sample: Sampl
 
 
 @pytest.mark.slow("each page is checked in a browser with axe")
+@pytest.mark.timeout(1200)
 async def test_every_page_is_usable_in_both_schemes_on_a_phone_and_on_a_wide_screen(
     browser: Browser, served: Served, serve: Serve, sample: Sample
 ) -> None:

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lineshaft.checks import json_schema
@@ -20,6 +20,9 @@ from lineshaft.dashboard.schema_form import (
     texts_of,
     value_of,
 )
+
+#: The machine may be busy.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # A schema of one value, and a value that it allows.
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=8)
@@ -93,6 +96,7 @@ def entered(fields: Any, value: Any) -> list[tuple[str, str]]:
     return [(name, text) for name, texts in texts_of(fields, value).items() for text in texts]
 
 
+@_PATIENT
 @given(objects() | SIMPLE)
 def test_what_a_form_shows_is_what_it_sends(made: tuple[Any, Any]) -> None:
     schema, value = made
@@ -105,6 +109,7 @@ def test_what_a_form_shows_is_what_it_sends(made: tuple[Any, Any]) -> None:
     assert len({field.name for field in fields}) == len(fields)
 
 
+@_PATIENT
 @given(ANY | st.fixed_dictionaries({"type": ANY, "properties": ANY, "required": ANY, "enum": ANY}))
 def test_any_json_in_place_of_a_schema_makes_a_form(schema: Any) -> None:
     fields = fields_of(schema)

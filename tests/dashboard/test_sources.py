@@ -13,7 +13,7 @@ from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.sources.firing import Occasion
 from lineshaft.types.sources import NewSource, SourceFields, SourceKind, Verification
-from tests.dashboard.conftest import Serve, Served, Visitor
+from tests.dashboard.conftest import Serve, Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.dashboard.records import HOSTILE, addresses, check_act, check_harmless, live_part, reader_of
 
@@ -348,6 +348,7 @@ async def test_a_source_is_created_after_a_dry_run_by_keyboard(served: Served, t
     await page.get_by_label("Your name").fill("Ann")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="weekly")).to_be_visible()
+    await scripts_run(page)
     await page.get_by_role("button", name="Fire now").focus()
     await page.keyboard.press("Enter")
     await page.get_by_role("dialog").get_by_role("button", name="Fire now").focus()

@@ -7,7 +7,7 @@ from typing import Any
 from playwright.async_api import expect
 
 from lineshaft.clock import MovableClock
-from tests.dashboard.conftest import Serve, Served, Visitor, visitor
+from tests.dashboard.conftest import Serve, Served, Visitor, scripts_run, visitor
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.dashboard.test_tasks import HOSTILE, events_of, fail
 
@@ -277,6 +277,7 @@ async def test_an_open_task_page_follows_the_task(served: Served, tab: Visitor) 
     await page.get_by_label("Your name").fill("Ann")
     await page.keyboard.press("Enter")
     await expect(page.get_by_text("Changed priority.")).to_be_visible()
+    await scripts_run(page)
     made = await upload(served, task_id, "notes.md", "text/markdown", b"<b>bold</b> notes")
     output = {"data": {"answer": 42}, "artifacts": [made["ref"]]}
     await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "output": output})

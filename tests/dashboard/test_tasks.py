@@ -5,7 +5,7 @@ from typing import Any
 
 from playwright.async_api import expect
 
-from tests.dashboard.conftest import Serve, Served, Visitor
+from tests.dashboard.conftest import Serve, Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.server.client import Client
 
@@ -233,6 +233,7 @@ async def test_keys_move_select_and_open(served: Served, tab: Visitor) -> None:
     await page.keyboard.press("Enter")
     await expect(page.get_by_text("Cancelled 2 tasks.")).to_be_visible()
 
+    await scripts_run(page)
     await page.keyboard.press("j")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Fourth")).to_be_visible()

@@ -28,6 +28,7 @@ async def test_dialogs_and_selections_work_without_javascript(browser: Browser, 
     await page.get_by_label("Select Task 1").check()
     await page.get_by_role("button", name="Cancel selected…").click()
     await page.get_by_role("button", name="Cancel 1 task").click()
+    await expect(page.get_by_text("Cancelled 1 task.")).to_be_visible()
     tasks = await served.service.engine.read.tasks_by_id(ids)
     assert [task.status.value for task in tasks] == ["CANCELLED", "CANCELLED", "READY"]
     assert tasks[0].cancel_reason == "not needed"

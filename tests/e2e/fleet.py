@@ -64,7 +64,7 @@ HANDLERS: dict[str, dict[str, Any]] = {
 
 
 def employ(name: str) -> Agent:
-    """`worker-1` is a worker. Who is to be missed beats so often that a test needn't wait long."""
+    """`worker-1` is a worker. Others beat so often that they soon learn that a claim is over."""
     kind = name.partition("-")[0]
     interval = 30.0 if kind in {"worker", "limiter"} else 1.0
     agent = Agent(name, heartbeat_interval_sec=interval, models=[f"model of {name}"])

@@ -24,7 +24,6 @@ def demo(folder: Path, *arguments: str, **variables: str) -> "subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )
 
 

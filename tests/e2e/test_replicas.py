@@ -105,13 +105,24 @@ class Site:
         """Tasks that only wait."""
         await self.shaft.submit_many([NewTask("write", spec={"waits": True}) for _ in range(number)])
 
-    async def keep_supplied(self) -> None:
-        while True:
+    async def keep_supplied(self, enough: asyncio.Event) -> None:
+        """Not to be cancelled: what was submitted last would not be paid for."""
+        while not enough.is_set():
             await asyncio.sleep(0.1)
             await self.submit(max(0, BACKLOG - self._open_tasks()))
 
     async def has_done_all(self) -> bool:
         return self._open_tasks() == 0
+
+    def has_seen_all(self, *, kills: bool) -> bool:
+        """Whether processes were replaced in each way, at least once in the middle of a task."""
+        ways, trace = {"restarted", "rolled out"}, "outcome = 'released'"
+        if kills:
+            ways, trace = ways | {"killed"}, "error = ANY (%s)"
+        if not ways <= self.counts.keys():
+            return False
+        attempts = f"SELECT count(*) FROM lineshaft.attempt WHERE {trace}"
+        return int(self.row(attempts, *([LOST] if kills else []))[0]) > 0
 
     def _open_tasks(self) -> int:
         return int(self.row("SELECT count(*) FROM lineshaft.task_live")[0])
@@ -168,19 +179,22 @@ async def restart_loops(site: Site, *, kills: bool) -> None:
 
     async def loop() -> Replica:
         replica = await site.start()
-        # A busy machine may need longer for one of each.
-        while time.monotonic() < end or not {"restarted", "rolled out"} <= site.counts.keys():
+        # A busy machine may need longer for one of each, with its consequence.
+        while time.monotonic() < end or not site.has_seen_all(kills=kills):
             replica = await restart(site, replica, dice, kills=kills)
         return replica
 
     await site.register()
     await site.submit(BACKLOG)
     async with asyncio.TaskGroup() as beside:
-        tasks = [beside.create_task(site.keep_supplied()), beside.create_task(site.watch_the_budget())]
+        enough = asyncio.Event()
+        supplying = beside.create_task(site.keep_supplied(enough))
+        watching = beside.create_task(site.watch_the_budget())
         replicas = await asyncio.gather(*(loop() for _ in range(REPLICAS)))
-        tasks[0].cancel()
+        enough.set()
+        await supplying
         await until(site.has_done_all)
-        tasks[1].cancel()
+        watching.cancel()
     for replica in replicas:
         await site.end(replica)
 

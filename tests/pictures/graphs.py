@@ -4,11 +4,17 @@ import random
 from decimal import Decimal
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from lineshaft.model.states import Status
 from lineshaft.pictures import DagNode
 from lineshaft.pictures.nodes import Edge
+
+
+def patient(max_examples: int) -> settings:
+    """The machine may be busy."""
+    return settings(max_examples=max_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def node(name: object, **facts: Any) -> DagNode:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lineshaft.errors import CycleError
@@ -16,7 +16,7 @@ from lineshaft.pictures import DagPicture, dag_svg
 from lineshaft.pictures.nodes import DagNode, Group, critical_path
 from lineshaft.pictures.state_colours import css_variables
 from lineshaft.pictures.state_icons import PERSON, state_icon, state_symbols
-from tests.pictures.graphs import edges, hostile_texts, node, nodes, structures
+from tests.pictures.graphs import edges, hostile_texts, node, nodes, patient, structures
 
 SVG = "{http://www.w3.org/2000/svg}"
 DIAMOND = [
@@ -160,7 +160,7 @@ def test_live_changes_replace_only_the_elements_that_differ() -> None:
     assert all(markup in svg for markup in after.values())
 
 
-@settings(max_examples=40, deadline=None)
+@patient(max_examples=40)
 @given(st.data())
 def test_hostile_text_stays_text(data: st.DataObject) -> None:
     boxes, pairs = data.draw(structures(4))

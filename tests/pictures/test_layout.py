@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lineshaft.errors import CycleError
 from lineshaft.pictures import layout as module
 from lineshaft.pictures.layout import COLUMN_GAP, HEIGHT, ROW_GAP, WIDTH, Layout, layout
-from tests.pictures.graphs import structures
+from tests.pictures.graphs import patient, structures
 
 Structure = tuple[int, tuple[tuple[int, int], ...]]
 
@@ -41,7 +41,7 @@ def assert_no_edge_behind_a_box(found: Layout) -> None:
                 assert not (left <= x <= left + WIDTH and top <= y <= top + HEIGHT)
 
 
-@settings(max_examples=150, deadline=None)
+@patient(max_examples=150)
 @given(structures())
 def test_boxes_are_apart_and_edges_lead_from_left_to_right_around_them(structure: Structure) -> None:
     found = layout(*structure)
@@ -92,7 +92,7 @@ def test_a_chain_is_a_straight_line() -> None:
     assert [x for x, _ in found.corners] == sorted(x for x, _ in found.corners)
 
 
-@settings(max_examples=100, deadline=None)
+@patient(max_examples=100)
 @given(structures())
 def test_the_plain_layout_for_shapes_that_would_take_too_long(structure: Structure) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -2,12 +2,12 @@
 
 import re
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lineshaft.model.states import Status
 from lineshaft.pictures import dag_mermaid
-from tests.pictures.graphs import edges, hostile_texts, node, nodes, structures
+from tests.pictures.graphs import edges, hostile_texts, node, nodes, patient, structures
 
 #: A label in quotes has words, harmless marks and characters as numbers.
 _LABEL = r"(?:[\w ×.,…/-]|#\d+;)*"
@@ -36,7 +36,7 @@ def test_a_flowchart_with_states_and_the_critical_path() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@patient(max_examples=40)
 @given(st.data())
 def test_hostile_text_stays_in_its_label(data: st.DataObject) -> None:
     boxes, pairs = data.draw(structures(5))

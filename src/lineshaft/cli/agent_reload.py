@@ -37,6 +37,17 @@ def run_reloading(arguments: Sequence[str]) -> int:
         return _Reloader([sys.executable, "-m", "lineshaft", "agent", *arguments]).run()
 
 
+class _Watching:
+    """Stands for the event that ends `watch`, which asks for it again and again once it sees changes."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    def is_set(self) -> bool:
+        self.began.set()
+        return False
+
+
 class _Reloader:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -45,9 +56,12 @@ class _Reloader:
         self._ends = False
 
     def run(self) -> int:
+        watching = _Watching()
+        threading.Thread(target=self._watch, args=(watching,), daemon=True).start()
+        # A change that the first process doesn't read must be noticed.
+        watching.began.wait()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda received, _: self._events.put(signal.Signals(received)))
-        threading.Thread(target=self._watch, daemon=True).start()
         self._start()
         while True:
             match self._events.get():
@@ -68,11 +82,16 @@ class _Reloader:
                         # A Ctrl-C reaches all processes of the terminal, and so the agents too.
                         self._process.terminate()
 
-    def _watch(self) -> None:
-        here = Path.cwd()
-        for changes in watch(here, watch_filter=PythonFilter(), ignore_permission_denied=True):
-            names = sorted({str(Path(path).relative_to(here)) for _, path in changes})
-            self._events.put(_Changed(names[0] + (f" and {len(names) - 1} more" if names[1:] else "")))
+    def _watch(self, watching: "_Watching") -> None:
+        here, python = Path.cwd(), PythonFilter()
+        try:
+            for changes in watch(
+                here, watch_filter=python, stop_event=watching, ignore_permission_denied=True
+            ):
+                names = sorted({str(Path(path).relative_to(here)) for _, path in changes})
+                self._events.put(_Changed(names[0] + (f" and {len(names) - 1} more" if names[1:] else "")))
+        finally:
+            watching.began.set()
 
     def _start(self) -> None:
         if self._ends:
