@@ -109,7 +109,7 @@ class Node:
         deadline = time.monotonic() + _PATIENCE_SEC
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(self.dsn, connect_timeout=2) as connection:
+                async with await psycopg.AsyncConnection.connect(self.dsn, connect_timeout=10) as connection:
                     cursor = await connection.execute("SELECT pg_is_in_recovery()")
                     if await cursor.fetchone() == (as_standby,):
                         return
@@ -135,7 +135,7 @@ class Node:
 
     async def execute(self, statement: str) -> list[tuple[object, ...]]:
         async with await psycopg.AsyncConnection.connect(
-            self.dsn, autocommit=True, connect_timeout=5
+            self.dsn, autocommit=True, connect_timeout=30
         ) as connection:
             cursor = await connection.execute(statement.encode())
             return await cursor.fetchall() if cursor.description else []

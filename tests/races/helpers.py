@@ -6,11 +6,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from lineshaft.engine.engine import Engine
 from lineshaft.types.work import ClaimedTask
 
 DONE = b"true"
+
+
+def patient(dsn: str) -> str:
+    """For sessions that wait for locks as long as a busy machine takes, not for 10 s."""
+    return make_conninfo(dsn, options="-c lock_timeout=60s")
 
 
 async def running(engine: Engine, n: int = 1, agent: str = "a1") -> list[ClaimedTask]:

@@ -14,7 +14,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion
 from tests.invariants import check_invariants
-from tests.races.helpers import DONE, held, race, running, status, waiting
+from tests.races.helpers import DONE, held, patient, race, running, status, waiting
 from tests.world import Actions, release_claims
 
 ROW = "SELECT FROM lineshaft.breaker WHERE key = 'code' FOR UPDATE"
@@ -24,7 +24,7 @@ CLAIMERS = 16
 @pytest.fixture
 async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
     rules = Rules(BreakerPolicy(BreakerConfig(failure_threshold=2)))
-    async with Engine(dsn, clock=clock, max_connections=CLAIMERS, rules=rules) as opened:
+    async with Engine(patient(dsn), clock=clock, max_connections=CLAIMERS, rules=rules) as opened:
         for n in range(CLAIMERS):
             await opened.fleet.register(NewAgent(id=f"a{n}", max_concurrent_tasks=10))
         yield opened

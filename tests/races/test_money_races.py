@@ -14,7 +14,7 @@ from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
 from lineshaft.types.work import ClaimRef, Completion
 from tests.invariants import check_invariants
-from tests.races.helpers import DONE, held, race, running
+from tests.races.helpers import DONE, held, patient, race, running
 from tests.world import release_claims
 
 DAY = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0))"
@@ -23,7 +23,8 @@ RULES = Rules(limits={"daily_budget_usd": Decimal(3)})
 
 @pytest.fixture
 async def engines(dsn: str, clock: MovableClock) -> AsyncIterator[tuple[Engine, Engine]]:
-    async with Engine(dsn, clock=clock, rules=RULES) as one, Engine(dsn, clock=clock, rules=RULES) as two:
+    place = patient(dsn)
+    async with Engine(place, clock=clock, rules=RULES) as one, Engine(place, clock=clock, rules=RULES) as two:
         for agent in ("a1", "a2"):
             await one.fleet.register(NewAgent(id=agent, max_concurrent_tasks=100))
         yield one, two
