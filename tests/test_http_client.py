@@ -66,3 +66,8 @@ async def test_a_failure_does_not_contain_the_url() -> None:
 
     assert closed.value.sent
     assert "key=1" not in str(closed.value)
+
+
+async def test_a_host_name_that_cannot_be_one() -> None:
+    with pytest.raises(NoResponseError, match="its host name can't be resolved"):
+        await post("http://a..invalid/", b"{}", headers={}, timeout_sec=60, max_body=0)

@@ -237,7 +237,12 @@ class Connection:
         address = self._address
         context = trusted() if address.is_secure else None
         self._protocol, self._idle_since = h11.Connection(h11.CLIENT), None
-        self._streams = await asyncio.open_connection(address.host, address.port, ssl=context, limit=_CHUNK)
+        try:
+            self._streams = await asyncio.open_connection(
+                address.host, address.port, ssl=context, limit=_CHUNK
+            )
+        except UnicodeError:
+            raise socket.gaierror(socket.EAI_NONAME, "a part of it is empty or too long") from None
         return self._streams
 
     def _encoded(self, method: str, target: str, body: bytes | None) -> bytes:

@@ -151,6 +151,7 @@ async def test_a_result_outlives_a_database_that_can_only_be_read(shaft: Linesha
         everybody_else = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
         )
         await soon(inside)
         with heard("failed, retrying: The database is unavailable: cannot execute") as refused:

@@ -119,6 +119,7 @@ async def test_a_database_that_cannot_be_written_to_is_not_ready(
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
         )
         async with asyncio.timeout(60):
             # 503 for another reason first: its connections are gone.
