@@ -234,8 +234,11 @@ def new_database(postgres: EmbeddedServer, request: pytest.FixtureRequest) -> It
     def new(template: str) -> Iterator[str]:
         name = f"test_{worker}_{next(numbers)}"
         databases.clone(admin, name, template)
-        yield make_conninfo(postgres.dsn, dbname=name)
-        databases.drop(admin, name)
+        try:
+            yield make_conninfo(postgres.dsn, dbname=name)
+        finally:
+            # Also after a failure: the numbers start again when this worker comes back to this server.
+            databases.drop(admin, name)
 
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
         yield new
