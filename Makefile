@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 # Each stamp names what is installed: the package as its users have it, or all that development needs.
 PACKAGE := $(VENV)/.package
 DEVELOPMENT := $(VENV)/.development
+COMPILED := $(VENV)/.compiled
 BENCH_FLAGS ?=
 CHAOS_FLAGS ?=
 PYTEST_FLAGS ?=
-PYTEST := $(BIN)/python -m pytest --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # Tests start many processes, which start faster with compiled files. Those go to .venv, not beside the sources.
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
@@ -51,12 +52,18 @@ $(DEVELOPMENT): pyproject.toml requirements/development.txt
 	$(call install,development)
 	@touch $(PACKAGE) $@
 
-test: $(DEVELOPMENT) ## Run the tests on the newest PostgreSQL, without slow tests
-	$(PYTEST) -n 3 $(PYTEST_FLAGS)
+test: $(COMPILED) ## Run the quick tests on the newest PostgreSQL
+	$(PYTEST) $(PYTEST_FLAGS)
 
-# Five workers keep two cores busy: tests wait half of the time.
+# Before the first run, two processes find all tests, so that these are compiled once, and not by each worker.
+$(COMPILED): $(DEVELOPMENT)
+	@for folders in 'tests/[a-d]*/' 'tests/[e-z]*/'; do \
+	  $(BIN)/python -m pytest --collect-only -qq $$folders >/dev/null 2>&1 & \
+	done; wait
+	@touch $@
+
 test-full: $(DEVELOPMENT) ## Run all tests, on every PostgreSQL found, on the database and over HTTP
-	$(PYTEST) -n 5 --full $(PYTEST_FLAGS)
+	$(PYTEST) --full $(PYTEST_FLAGS)
 
 demo: $(PACKAGE) ## Watch a small fleet work, in under a minute
 	@$(BIN)/lineshaft demo
@@ -119,7 +126,7 @@ bench-dashboard: $(DEVELOPMENT) ## Measure pages on a large database, and what o
 bench-peers: $(DEVELOPMENT) ## Measure Lineshaft, other queues and plain SQL in turns (most of an hour)
 	$(BIN)/python -m benchmarks.peers $(BENCH_FLAGS)
 
-bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/benchmarks.md
+bench-page: $(DEVELOPMENT) ## Write the results of bench-peers into docs/performance.md
 	$(BIN)/python -m benchmarks.peers --page
 
 docs: $(DEVELOPMENT) ## Build the documentation site into site/

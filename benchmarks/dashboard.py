@@ -25,6 +25,7 @@ import psycopg
 from benchmarks.common import Report, fresh_database, progress, server
 from benchmarks.large_database import fill
 from lineshaft import Lineshaft
+from lineshaft.operations import agents
 from lineshaft.types import NewAgent, NewTask
 from lineshaft.types.work import ClaimRef, Completion
 
@@ -183,9 +184,8 @@ class Tab:
 async def move(dsn: str) -> None:
     """Submit, claim and complete tasks, by way of the database: the server isn't involved."""
     async with Lineshaft(dsn) as shaft:
-        agent = await shaft.backend.register(
-            NewAgent(id="mover", instance="mover-1", types=("moving",), max_concurrent_tasks=1_000)
-        )
+        new = NewAgent(id="mover", instance="mover-1", types=("moving",), max_concurrent_tasks=1_000)
+        agent = await shaft.backend.call(agents.register_agent, agents.RegisterAgent(agent=new))
         batch = int(_TASKS_PER_SEC * _BEAT_SEC)
         due = time.perf_counter()
         while True:

@@ -361,7 +361,7 @@ async def bench_big(dsn: str, sizes: Sizes, report: Report) -> None:
         )
         report.figure(
             "cancel_dag_sec",
-            await seconds_async(lambda: engine.operations.cancel(again.tasks["root"].id, "bench")),
+            await seconds_async(lambda: engine.cancel.cancel(again.tasks["root"].id, "bench")),
             "s",
         )
         meshed = [

@@ -40,7 +40,7 @@ from lineshaft.settings import Settings
 from lineshaft.types.sources import NewSource, SourceKind, Verification
 
 SECRET = "a-secret-of-the-benchmark"  # noqa: S105 - made up
-VARIABLE = "BENCHMARK_HOOK_SECRET"
+VARIABLE = "LINESHAFT_HOOK_BENCHMARK"
 TURNS = 5
 _PULL_REQUEST = {"action": "opened", "pull_request": {"title": "Fix typo", "body": "x" * 2_000}}
 

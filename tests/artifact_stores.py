@@ -111,7 +111,7 @@ def use_s3(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow("a real S3 server"))])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """LINESHAFT_ARTIFACTS: of each kind of store in turn."""
     if request.param == "s3":

@@ -27,13 +27,19 @@ from psycopg.conninfo import make_conninfo
 from lineshaft.clock import MovableClock
 from lineshaft.embedded import Binaries, EmbeddedServer, databases, find_binaries
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.postgres import migrate
+from tests.artifact_stores import s3_place, s3_url
+from tests.examples import IN_FULL_RUN, IN_INNER_LOOP
 from tests.factory import Factory
-from tests.failure_list import FailureList
 from tests.http_server import ServerThread
 from tests.in_memory import home_of_servers, remove_folders
 from tests.invariants import check_invariants
+from tests.run_outcome import RunOutcome
 from tests.world import World
+
+# Here, so that a process of tests starts one S3 server, whichever modules use it.
+__all__ = ["s3_place", "s3_url"]
 
 TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
@@ -47,6 +53,8 @@ FAST = {
     "max_wal_size": "256MB",
 }
 
+MAX_WORKERS = 16
+
 #: Modules that a full run executes on every version of PostgreSQL: the versions may differ there.
 ON_EACH_VERSION = re.compile(
     r"tests\.(races|embedded)\.|tests\.engine\.(postgres|claim)\.|tests\.engine\.transition\.test_(matrix|stateful|completion)$"
@@ -54,9 +62,16 @@ ON_EACH_VERSION = re.compile(
 
 NewDatabase = Callable[[str], AbstractContextManager[str]]
 
+#: A module with this line has slow tests only.
+ALL_SLOW = b"\npytestmark = pytest.mark.slow("
+#: Tests with these fixtures start a browser, an S3 server, or servers and agents as processes.
+SLOW_FIXTURES = {"browser", "s3_url", "serving", "site"}
+
 # A process that is paused for a moment is neither a slow test nor a slow strategy.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+settings.register_profile(
+    "full", max_examples=IN_FULL_RUN, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("inner loop", settings.get_profile("full"), max_examples=IN_INNER_LOOP)
 
 
 @cache
@@ -95,8 +110,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs like this, and the processes that tests interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.load_profile("full" if config.getoption("full") else "inner loop")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(FailureList())
+        config.pluginmanager.register(RunOutcome(), RunOutcome.NAME)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`. Tests wait for part of their time, those of a full run for half of it.
+
+    The limit is that of the connections that one PostgreSQL accepts.
+    """
+    busy_share = 0.4 if config.getoption("full") else 0.67
+    return min(round((os.cpu_count() or 1) / busy_share), MAX_WORKERS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -131,16 +157,52 @@ def _transports(test: pytest.Item, config: pytest.Config) -> list[str]:
     return ["database", "http"]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't import modules whose tests are all slow: each process of a parallel run would.
+
+    pytest doesn't ask about files that the command line names.
+    """
+    if config.getoption("full") or collection_path.suffix != ".py":
+        return None
+    return True if ALL_SLOW in collection_path.read_bytes() else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests, except in a full run and where the command line names their file."""
+    """Leave out what takes long, except in a full run and where the command line names the file."""
     if config.getoption("full"):
         return
     named = [argument.partition("::")[0] for argument in config.args]
     files = {Path(config.invocation_params.dir, name) for name in named if name.endswith(".py")}
-    left_out = [item for item in items if item.get_closest_marker("slow") and item.path not in files]
+    others = [item for item in items if item.path not in files]
+    left_out = {item for item in others if _is_slow(item)}
+    left_out.update(_after_the_first([item for item in others if item not in left_out]))
     if left_out:
-        items[:] = [item for item in items if item not in set(left_out)]
-        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _after_the_first(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of each test with a database, all parameters but the first: most of their time is that of databases.
+
+    A version of PostgreSQL and a transport are not such parameters: if the command line names them, they run.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for item in items:
+        if {"dsn", "empty_dsn"}.isdisjoint(_fixtures(item)):
+            continue
+        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+        test = (item.nodeid.partition("[")[0], parameters.get("postgres"), parameters.get("transport"))
+        if test in seen:
+            yield item
+        seen.add(test)
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None or not SLOW_FIXTURES.isdisjoint(_fixtures(item))
 
 
 @pytest.fixture(scope="session")
@@ -222,6 +284,9 @@ def _make_template(server: EmbeddedServer, lock: Path) -> None:
                 migrate.up(template)
                 with psycopg.connect(template) as connection:
                     connection.execute(STRICT.read_bytes())
+                # A session after the last change writes a cache of the catalogue, which copies have then too.
+                # Without it, the first session of each test's database builds it, which takes milliseconds.
+                psycopg.connect(template).close()
 
 
 @pytest.fixture(scope="session")
@@ -270,9 +335,19 @@ def clock() -> MovableClock:
 
 
 @pytest.fixture
-async def engine(dsn: str, clock: MovableClock) -> AsyncIterator[Engine]:
+def rules() -> Rules:
+    """What the operator decides; a module may have its own.
+
+    This and `engine` are here, because pytest forgets the conftest of a folder that it collects twice, as in
+    `pytest tests/engine/claim tests/test_ids.py tests/engine/guards`. Tests would use the fixtures above it.
+    """
+    return Rules()
+
+
+@pytest.fixture
+async def engine(dsn: str, clock: MovableClock, rules: Rules) -> AsyncIterator[Engine]:
     """The engine on a database of the test's own, by a clock that the test moves."""
-    async with Engine(dsn, clock=clock) as opened:
+    async with Engine(dsn, clock=clock, rules=rules) as opened:
         yield opened
 
 

@@ -7,7 +7,7 @@ state is not. In a thread, because handlers under test block the event loop of t
 import asyncio
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -41,6 +41,11 @@ class ServerThread:
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._app is not None, "a call came after its test was over"
         await self._app(scope, receive, send)
+
+    def wrap(self, wrapper: Callable[[ASGIApp], ASGIApp]) -> None:
+        """Put something between the connections and the service of this test."""
+        assert self._app is not None
+        self._app = wrapper(self._app)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """In the server's event loop."""

@@ -31,13 +31,20 @@ RULES: dict[str, LiteralString] = {
         WHERE NOT EXISTS (SELECT FROM lineshaft.lane WHERE lane.id = live.lane_id)
     """,
     "a task costs what its lane says": """
-        SELECT live.id, live.max_cost_usd, lane.cost_from_usd FROM lineshaft.task_live AS live
+        SELECT live.id, attempt.limit_usd, lane.cost_from_usd FROM lineshaft.task_live AS live
         JOIN lineshaft.lane ON lane.id = live.lane_id
         JOIN lineshaft.task ON task.id = live.id
+        CROSS JOIN LATERAL (
+            SELECT least(live.max_cost_usd, live.max_total_cost_usd - live.cost_usd) AS limit_usd
+        ) AS attempt
         WHERE live.max_cost_usd IS DISTINCT FROM task.max_cost_usd
-           OR (live.max_cost_usd IS NULL) <> (lane.cost_from_usd IS NULL)
-           OR NOT (live.max_cost_usd >= lane.cost_from_usd
-               AND (live.max_cost_usd < 2 * lane.cost_from_usd OR live.max_cost_usd = 0))
+           OR live.max_total_cost_usd IS DISTINCT FROM task.max_total_cost_usd
+           OR (attempt.limit_usd IS NULL) <> (lane.cost_from_usd IS NULL)
+           -- A late report, a gate or a correction may have changed what is left since it was given its lane.
+           OR ((live.max_total_cost_usd IS NULL OR live.epoch = 0) AND NOT (
+            attempt.limit_usd >= lane.cost_from_usd
+            AND (attempt.limit_usd < 2 * lane.cost_from_usd OR attempt.limit_usd = 0)
+           ))
     """,
     "blocked counts the open edges": """
         SELECT live.id, live.blocked FROM lineshaft.task_live AS live
@@ -58,6 +65,25 @@ RULES: dict[str, LiteralString] = {
         SELECT edge.* FROM lineshaft.edge JOIN lineshaft.task_end AS ended ON ended.id = edge.depends_on
         WHERE NOT edge.satisfied AND (ended.status = 'COMPLETED' OR edge.kind = 'ended')
     """,
+    # A batch waits for its children; what it depends on itself, its first child waits for.
+    "no live task has gone ahead of one that it needs": """
+        SELECT edge.* FROM lineshaft.edge
+        JOIN lineshaft.task_live AS live ON live.id = edge.task_id AND NOT live.is_batch
+        JOIN lineshaft.task ON task.id = edge.depends_on
+        LEFT JOIN lineshaft.task_end AS ended ON ended.id = edge.depends_on
+        WHERE edge.satisfied AND edge.kind = 'success' AND ended.status IS DISTINCT FROM 'COMPLETED'
+    """,
+    "an attempt that completed was followed by a rerun, or a gate has checked its output": """
+        SELECT attempt.task_id, attempt.epoch FROM lineshaft.attempt
+        LEFT JOIN lineshaft.task_end AS ended ON ended.id = attempt.task_id AND ended.epoch = attempt.epoch
+        JOIN lineshaft.task ON task.id = attempt.task_id
+        WHERE attempt.outcome = 'completed'
+          AND CASE
+            WHEN ended.id IS NULL THEN attempt.output IS NULL
+            -- One that was cancelled before its next claim still has this epoch.
+            ELSE attempt.output IS NOT NULL AND ended.status = 'COMPLETED'
+          END
+    """,
     "a batch is never claimed": """
         SELECT id, status FROM lineshaft.task_live WHERE is_batch AND status <> 'PENDING'
     """,
@@ -76,21 +102,30 @@ RULES: dict[str, LiteralString] = {
     """,
     "an agent has reserved what its rows say": """
         SELECT agent.id, agent.reserved_usd FROM lineshaft.agent
-        LEFT JOIN lineshaft.task_live AS live ON live.agent_id = agent.id AND live.agent_reserved
+        LEFT JOIN (
+            SELECT agent_id, reserved_usd FROM lineshaft.task_live WHERE agent_reserved
+            UNION ALL
+            SELECT agent_id, reserved_usd FROM lineshaft.gate_run WHERE agent_reserved
+        ) AS held ON held.agent_id = agent.id
         GROUP BY agent.id, agent.reserved_usd
-        HAVING agent.reserved_usd <> coalesce(sum(live.reserved_usd), 0)
+        HAVING agent.reserved_usd <> coalesce(sum(held.reserved_usd), 0)
     """,
     "the day has reserved what its rows say": """
         SELECT limits.reserved_usd FROM lineshaft.limits
         WHERE limits.reserved_usd <> (
             SELECT coalesce(sum(reserved_usd), 0) FROM lineshaft.task_live WHERE day_reserved
-        )
+        ) + (SELECT coalesce(sum(reserved_usd), 0) FROM lineshaft.gate_run WHERE day_reserved)
     """,
     "a DAG has reserved what its tasks have": """
         SELECT dag.id, dag.reserved_usd FROM lineshaft.dag
-        LEFT JOIN lineshaft.task_live AS live ON live.dag_id = dag.id
+        LEFT JOIN (
+            SELECT dag_id, reserved_usd FROM lineshaft.task_live
+            UNION ALL
+            SELECT task.dag_id, gate_run.reserved_usd FROM lineshaft.gate_run
+            JOIN lineshaft.task ON task.id = gate_run.task_id
+        ) AS held ON held.dag_id = dag.id
         GROUP BY dag.id, dag.reserved_usd
-        HAVING dag.reserved_usd <> coalesce(sum(live.reserved_usd), 0)
+        HAVING dag.reserved_usd <> coalesce(sum(held.reserved_usd), 0)
     """,
     "a DAG counts its tasks": """
         SELECT dag.* FROM lineshaft.dag CROSS JOIN LATERAL (
@@ -119,6 +154,43 @@ RULES: dict[str, LiteralString] = {
         GROUP BY dag.id, dag.spent_usd
         HAVING dag.spent_usd <> sum(cost)
     """,
+    "a task costs what its claims reported and people corrected": """
+        SELECT task.id, state.cost_usd, corrected.usd AS corrected_usd, reported.usd AS reported_usd
+        FROM lineshaft.task
+        CROSS JOIN LATERAL (
+            -- While its agent holds a task, the row of an attempt repeats what the live row has.
+            SELECT cost_usd, CASE WHEN agent_id IS NOT NULL THEN epoch END AS held_epoch, false AS has_more
+            FROM lineshaft.task_live WHERE id = task.id
+            UNION ALL
+            -- The claim that completed it has no row unless a gate checked its output.
+            SELECT cost_usd, NULL, status = 'COMPLETED' AND NOT EXISTS (
+                SELECT FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch = ended.epoch
+            )
+            FROM lineshaft.task_end AS ended WHERE id = task.id
+        ) AS state
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(cost_usd), 0) AS usd FROM lineshaft.attempt
+            WHERE attempt.task_id = task.id AND attempt.epoch IS DISTINCT FROM state.held_epoch
+        ) AS reported
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(amount_usd), 0) AS usd FROM lineshaft.cost_correction WHERE task_id = task.id
+        ) AS corrected
+        WHERE CASE
+            WHEN state.has_more THEN state.cost_usd - corrected.usd < reported.usd
+            ELSE state.cost_usd - corrected.usd <> reported.usd
+        END
+    """,
+    "what a claim reports counts up to its ceiling": """
+        SELECT dispute.*, claim.cost_usd FROM lineshaft.cost_dispute AS dispute
+        CROSS JOIN LATERAL (
+            SELECT attempt_cost_usd AS cost_usd FROM lineshaft.task_live AS live
+            WHERE live.id = dispute.task_id AND live.epoch = dispute.epoch
+            UNION ALL
+            SELECT attempt.cost_usd - attempt.gate_cost_usd FROM lineshaft.attempt
+            WHERE attempt.task_id = dispute.task_id AND attempt.epoch = dispute.epoch
+        ) AS claim
+        WHERE claim.cost_usd > dispute.ceiling_usd
+    """,
     "live tasks know their DAG once it is real": """
         SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
         JOIN lineshaft.task ON task.id = live.id
@@ -136,7 +208,10 @@ RULES: dict[str, LiteralString] = {
         )
         SELECT dag.id, dag.status, verdict.* FROM lineshaft.dag CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE live.id IS NULL) = count(*) AS over,
-                count(*) FILTER (WHERE ended.status = 'DEAD_LETTERED') > 0 AS dead,
+                count(*) FILTER (WHERE ended.status = 'DEAD_LETTERED') > 0
+                    -- A task that was cancelled alone blocks what waits for it, too.
+                    OR (count(live.id) > 0 AND count(*) FILTER (WHERE ended.status = 'CANCELLED') > 0)
+                    AS dead,
                 -- Not tolerated by its parent, which has completed or spawned it with on_failure = ignore.
                 count(*) FILTER (
                     WHERE ended.status = 'DEAD_LETTERED' AND NOT task.ignore_failure
@@ -265,11 +340,14 @@ RULES: dict[str, LiteralString] = {
         SELECT live.id, live.dag_id FROM lineshaft.task_live AS live
         JOIN lineshaft.dag ON dag.id = live.dag_id
         WHERE live.parked = 'dag_budget'
-          AND coalesce(live.max_cost_usd, 0)
+          AND lineshaft.reservation_2(
+                lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd),
+                (SELECT default_max_cost_usd FROM lineshaft.limits)
+              )
             <= coalesce(dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, 'infinity')
           -- A task without a limit of its own needs some money.
           AND (
-            live.max_cost_usd IS NOT NULL
+            live.max_cost_usd IS NOT NULL OR live.max_total_cost_usd IS NOT NULL
             OR (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE
           )
           -- Others that came back first may use it up.
@@ -279,6 +357,10 @@ RULES: dict[str, LiteralString] = {
           )
     """,
 }
+
+
+class BrokenInvariantsError(AssertionError):
+    """The rules that don't hold, each with the rows that break it. Such a test isn't run again."""
 
 
 def check_invariants(database: "str | psycopg.Connection") -> None:
@@ -293,5 +375,6 @@ def check_invariants(database: "str | psycopg.Connection") -> None:
         if rows := results.fetchall():
             broken[rule] = rows
         results.nextset()
-    assert not broken, broken
+    if broken:
+        raise BrokenInvariantsError(broken)
     return None

@@ -17,6 +17,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _RESET = struct.pack("ii", 1, 0)
 #: How a statement begins, but nothing that is sent while connecting: for `drops`.
 STATEMENTS = (b"Q", b"P")
+#: How much is kept of the beginning of what a client has sent: enough for its name.
+_KEPT = 2_000
 
 
 class Proxy:
@@ -30,6 +32,11 @@ class Proxy:
         self._silent_below = 0
         self._flowing = asyncio.Event()
         self._flowing.set()
+        #: Answers wait on connections that didn't begin with this; None: none waits.
+        self._answers_only: bytes | None = None
+        self._answering = asyncio.Event()
+        #: The beginning of what each client has sent.
+        self._beginnings: dict[int, bytes] = {}
         self._number = 0
         self._resets = 0
         #: Data that begins with one of these goes nowhere.
@@ -56,9 +63,16 @@ class Proxy:
         """Nothing passes, on old connections or new ones, until it is restored; then all of it arrives."""
         self._flowing.clear()
 
+    def hold_answers(self, *, but: bytes) -> None:
+        """Answers wait until it is restored, except to clients that have this in the first they sent."""
+        self._answering.clear()
+        self._answers_only = but
+
     def restore(self) -> None:
         self._refusing = False
         self._flowing.set()
+        self._answers_only = None
+        self._answering.set()
 
     def swallow(self) -> None:
         """Connections that exist go silent without any error; new ones work."""
@@ -88,7 +102,8 @@ class Proxy:
             return
         self._pairs[number] = (writer, server_writer)
         for source, target in ((reader, server_writer), (server_reader, writer)):
-            task = asyncio.create_task(self._pass_on(number, source, target))
+            is_answer = target is writer
+            task = asyncio.create_task(self._pass_on(number, source, target, is_answer=is_answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -98,10 +113,17 @@ class Proxy:
         async with self.refusal:
             self.refusal.notify_all()
 
-    async def _pass_on(self, number: int, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, number: int, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_answer: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                beginning = self._beginnings.get(number, b"")
+                if not is_answer:
+                    self._beginnings[number] = (beginning + data)[:_KEPT]
                 await self._flowing.wait()
+                if is_answer and self._answers_only is not None and self._answers_only not in beginning:
+                    await self._answering.wait()
                 await asyncio.sleep(self.delay_sec)
                 if number >= self._silent_below and not data.startswith(self.drops):
                     target.write(data)

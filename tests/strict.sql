@@ -33,16 +33,17 @@ ALTER TABLE lineshaft.task_end ADD CONSTRAINT strict_end CHECK (
     END
 );
 
+-- What a running attempt has spent within its reservation may be corrected before it is booked: then spent_usd is negative for a while.
 ALTER TABLE lineshaft.dag
     ADD CONSTRAINT strict_counters CHECK (
         completed >= 0 AND cancelled >= 0 AND dead_lettered >= 0
         AND completed + cancelled + dead_lettered <= total
-        AND reserved_usd >= 0 AND spent_usd >= 0 AND budget_ceiling_usd >= 0 IS NOT FALSE
+        AND reserved_usd >= 0 AND spent_usd + reserved_usd >= 0 AND budget_ceiling_usd >= 0 IS NOT FALSE
     ),
     ADD CONSTRAINT strict_end CHECK ((ended_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled')));
 
 ALTER TABLE lineshaft.agent ADD CONSTRAINT strict_agent CHECK (
-    spent_usd >= 0 AND reserved_usd >= 0 AND budget_usd >= 0 IS NOT FALSE AND set_max_tasks > 0 IS NOT FALSE
+    spent_usd + reserved_usd >= 0 AND reserved_usd >= 0 AND budget_usd >= 0 IS NOT FALSE AND set_max_tasks > 0 IS NOT FALSE
 );
 
 ALTER TABLE lineshaft.instance ADD CONSTRAINT strict_instance CHECK (

@@ -19,16 +19,34 @@ MOST_IN_COMMON = 0.6
 ALLOWED = {
     ("model.tasks.NewTask", "model.tasks.TaskRow"): "what a caller asks for, and what it comes to",
     ("model.retry.RetryPolicy", "model.tasks.RetrySpec"): "a whole policy, and a caller's part of one",
-    ("engine.review.reviews.NewReview", "types.review.Review"): "before and after it is recorded",
-    ("engine.guards.breakers._Row", "model.breaker.Breaker"): "a row, and the state that decisions need",
-    ("engine.guards.breakers._Row", "types.guards.Breaker"): "a row, and what callers read",
+    (
+        "engine.guards.breakers._BreakerRow",
+        "model.breaker.Breaker",
+    ): "a row, and the state that decisions need",
+    ("engine.guards.breakers._BreakerRow", "types.guards.Breaker"): "a row, and what callers read",
     ("model.breaker.Breaker", "types.guards.Breaker"): "decisions need no key; callers do",
     ("types.agents.InstanceInfo", "types.agents.NewAgent"): "what a process declares, and what callers read",
-    ("engine.guards.limits._Row", "types.limits.Limits"): "a row, and what callers read",
-    ("engine.guards.limits._Row", "server.routes.requests.ChangeLimits"): "a row, and a part of it to change",
-    ("server.routes.requests.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
+    ("engine.guards.limits._LimitsRow", "types.limits.Limits"): "a row, and what callers read",
+    (
+        "engine.guards.limits._LimitsRow",
+        "operations.guards.ChangeLimits",
+    ): "a row, and a part of it to change",
+    ("operations.guards.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
     ("engine.read.waiting._Sum", "types.waiting.WaitingReason"): "a sum while it is made, and the result",
     ("types.costs.DagCosts", "types.guards.ShortDag"): "what a DAG cost, and what its next task lacks",
+    ("engine.sessions.Session", "types.tokens.NewToken"): "a session has the rights of its token",
+    (
+        "model.type_defaults.TypeDefaults",
+        "operations.task_types.SetType",
+    ): "what an agent declares, and what a person sets",
+    (
+        "model.type_defaults.TypeDefaults",
+        "types.task_types.DefaultsOfType",
+    ): "what is declared is checked; a response is open to newer values",
+    (
+        "operations.task_types.SetType",
+        "types.task_types.DefaultsOfType",
+    ): "what a person sets, and what callers read",
     ("types.tokens.NewToken", "types.tokens.Token"): "the secret is returned once, and lists never have it",
     (
         "types.protocol.CancelItem",

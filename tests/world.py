@@ -15,8 +15,8 @@ from psycopg.rows import dict_row
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.transition.complete import Acceptance, Complete
-from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.complete import Acceptance, Completions
+from lineshaft.engine.transition.fail import Failures
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.ids import new_id
 from lineshaft.model.retry import Uniform
@@ -83,11 +83,11 @@ async def save_checkpoint(engine: Engine, claim: ClaimRef, data: bytes) -> None:
         raise saved.error
 
 
-def without_gates(engine: Engine) -> Complete:
+def without_gates(engine: Engine) -> Completions:
     """Leaves tasks with gates VALIDATING, as if the process died before it checked their output."""
     transitions = Transitions(engine.database)
-    fail = Fail(transitions, Lanes(), engine.breakers, engine.slowdowns)
-    return Complete(transitions, Acceptance(transitions, fail, engine.breakers), fail, gates=None)
+    fail = Failures(transitions, Lanes(), engine.breakers, engine.slowdowns)
+    return Completions(transitions, Acceptance(transitions, fail, engine.breakers), fail, gates=None)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,9 @@ class Actions:
         self, task: ClaimedTask, error: str = "it broke", *, uniform: Uniform = lambda: 0.5, **details: Any
     ) -> Status:
         engine = self.engine
-        fail = Fail(Transitions(engine.database), Lanes(), engine.breakers, engine.slowdowns, uniform=uniform)
+        fail = Failures(
+            Transitions(engine.database), Lanes(), engine.breakers, engine.slowdowns, uniform=uniform
+        )
         (moved,) = await fail.fail([Failure(ref(task), error, **details)])
         return moved.unwrap()
 

@@ -1,6 +1,6 @@
 """`make bench-peers`: Lineshaft, the queues people would pick instead, and bare SQL, in turns on one server.
 
-It writes `benchmarks/results/peers.json`, and shows the tables that `docs/benchmarks.md` has. `--quick` runs
+It writes `benchmarks/results/peers.json`, and shows the tables that `docs/performance.md` has. `--quick` runs
 everything at a small size to see that it works, and writes nothing unless `--json` names a file. `--page`
 only writes the tables and the plot of the page, from the existing results.
 """
@@ -145,7 +145,7 @@ def main() -> None:
     if target is not None:
         target.parent.mkdir(exist_ok=True)
         results.write(target)
-        console.print(f"Written: {target}. 'make bench-page' brings it into docs/benchmarks.md.")
+        console.print(f"Written: {target}. 'make bench-page' brings it into docs/performance.md.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/benchmarks.md, made from results."""
+"""The tables and the plot of docs/performance.md, made from results."""
 
 import textwrap
 from pathlib import Path
@@ -8,8 +8,8 @@ from benchmarks.peers.environments import ROOT
 from benchmarks.peers.results import Results
 from benchmarks.peers.subjects import SUBJECTS
 
-PAGE = ROOT / "docs" / "benchmarks.md"
-PLOT = PAGE.with_suffix(".svg")
+PAGE = ROOT / "docs" / "performance.md"
+PLOT = PAGE.with_name("benchmarks.svg")
 _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 
 #: Title and columns (figure, heading).

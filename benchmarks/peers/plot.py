@@ -1,4 +1,4 @@
-"""The plot of docs/benchmarks.md: bars, written by hand, so that no library is needed."""
+"""The plot of docs/performance.md: bars, written by hand, so that no library is needed."""
 
 from html import escape
 

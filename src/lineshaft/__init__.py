@@ -1,267 +1,57 @@
-"""Lineshaft: a durable task queue for fleets of AI agents, on PostgreSQL."""
+"""Lineshaft: a durable task queue for fleets of AI agents, on PostgreSQL.
+
+Programs import from here what they write themselves. The other values that calls take and return, such as
+`Breaker` or `Costs`, are in `lineshaft.types`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lineshaft.agent import (
-        Agent,
-        AttemptCancelled,
-        BudgetExceeded,
-        Cancel,
-        Fail,
-        Result,
-        Snooze,
-        SyncTaskContext,
-        TaskContext,
-        TaskDecorator,
-        TaskFunction,
-        TaskType,
-    )
-    from lineshaft.checks.registry import Checks
-    from lineshaft.checks.verdict import CandidateOutput, Verdict
-    from lineshaft.client import (
-        ArtifactReader,
-        Artifacts,
-        DagHandle,
-        DagRef,
-        DagReference,
-        Lineshaft,
-        Sources,
-        SyncArtifactReader,
-        SyncArtifacts,
-        SyncDagHandle,
-        SyncLineshaft,
-        SyncSources,
-        SyncTaskHandle,
-        TaskHandle,
-        TaskRef,
-        TaskReference,
-    )
-    from lineshaft.errors import LineshaftError, OutputTypeError, TaskCancelled, TaskFailed
-    from lineshaft.settings import Settings
-    from lineshaft.types import (
-        AgentInfo,
-        Approval,
-        Artifact,
-        ArtifactUsage,
-        Attempt,
-        Attention,
-        Breaker,
-        BulkResolution,
-        Child,
-        ClaimInfo,
-        CostFigures,
-        CostLine,
-        Costs,
-        Dag,
-        DagCosts,
-        DayCosts,
-        DeadLetter,
-        DeadLetterGroup,
-        Depth,
-        Duration,
-        Event,
-        EventPage,
-        FailedAttempt,
-        FailureCategory,
-        Fired,
-        Firing,
-        FiringOutcome,
-        Forecast,
-        Gate,
-        HourCosts,
-        InstanceInfo,
-        Limits,
-        Lock,
-        MatchedTasks,
-        Minute,
-        NewSource,
-        NewTask,
-        NewToken,
-        OutputContract,
-        OutputGate,
-        Page,
-        PastAttempt,
-        Readiness,
-        Reason,
-        ReasonCode,
-        Refusal,
-        Report,
-        Resolution,
-        RetryPolicy,
-        RetrySpec,
-        Review,
-        Scope,
-        Slowdown,
-        Source,
-        SourceChange,
-        SourceFields,
-        SourceKind,
-        Stats,
-        Status,
-        Strategy,
-        Task,
-        TaskDefaults,
-        TaskFilters,
-        TaskOptions,
-        TaskOrder,
-        TaskOutput,
-        Throughput,
-        ThroughputHistory,
-        Tier,
-        TodayCosts,
-        Token,
-        TokensUsed,
-        TypedTask,
-        Verification,
-        Waiting,
-        WaitingReason,
-        Waits,
-        Why,
-    )
+    # `__all__` says which of these names are public here.
+    from lineshaft.agent import *
+    from lineshaft.checks.registry import *
+    from lineshaft.checks.verdict import *
+    from lineshaft.client import *
+    from lineshaft.errors import *
+    from lineshaft.settings import *
+    from lineshaft.types import *
 
-__all__ = [
-    "Agent",
-    "AgentInfo",
-    "Approval",
-    "Artifact",
-    "ArtifactReader",
-    "ArtifactUsage",
-    "Artifacts",
-    "Attempt",
-    "AttemptCancelled",
-    "Attention",
-    "Breaker",
-    "BudgetExceeded",
-    "BulkResolution",
-    "Cancel",
-    "CandidateOutput",
-    "Checks",
-    "Child",
-    "ClaimInfo",
-    "CostFigures",
-    "CostLine",
-    "Costs",
-    "Dag",
-    "DagCosts",
-    "DagHandle",
-    "DagRef",
-    "DagReference",
-    "DayCosts",
-    "DeadLetter",
-    "DeadLetterGroup",
-    "Depth",
-    "Duration",
-    "Event",
-    "EventPage",
-    "Fail",
-    "FailedAttempt",
-    "FailureCategory",
-    "Fired",
-    "Firing",
-    "FiringOutcome",
-    "Forecast",
-    "Gate",
-    "HourCosts",
-    "InstanceInfo",
-    "Limits",
-    "Lineshaft",
-    "LineshaftError",
-    "Lock",
-    "MatchedTasks",
-    "Minute",
-    "NewSource",
-    "NewTask",
-    "NewToken",
-    "OutputContract",
-    "OutputGate",
-    "OutputTypeError",
-    "Page",
-    "PastAttempt",
-    "Readiness",
-    "Reason",
-    "ReasonCode",
-    "Refusal",
-    "Report",
-    "Resolution",
-    "Result",
-    "RetryPolicy",
-    "RetrySpec",
-    "Review",
-    "Scope",
-    "Settings",
-    "Slowdown",
-    "Snooze",
-    "Source",
-    "SourceChange",
-    "SourceFields",
-    "SourceKind",
-    "Sources",
-    "Stats",
-    "Status",
-    "Strategy",
-    "SyncArtifactReader",
-    "SyncArtifacts",
-    "SyncDagHandle",
-    "SyncLineshaft",
-    "SyncSources",
-    "SyncTaskContext",
-    "SyncTaskHandle",
-    "Task",
-    "TaskCancelled",
-    "TaskContext",
-    "TaskDecorator",
-    "TaskDefaults",
-    "TaskFailed",
-    "TaskFilters",
-    "TaskFunction",
-    "TaskHandle",
-    "TaskOptions",
-    "TaskOrder",
-    "TaskOutput",
-    "TaskRef",
-    "TaskReference",
-    "TaskType",
-    "Throughput",
-    "ThroughputHistory",
-    "Tier",
-    "TodayCosts",
-    "Token",
-    "TokensUsed",
-    "TypedTask",
-    "Verdict",
-    "Verification",
-    "Waiting",
-    "WaitingReason",
-    "Waits",
-    "Why",
-    "__version__",
-]
+__all__ = ["__version__"]
+# The queue, and what its calls return to work with.
+__all__ += ["Lineshaft", "Settings", "SyncLineshaft"]
+__all__ += ["DagHandle", "DagRef", "DagReference", "SyncDagHandle"]
+__all__ += ["SyncTaskHandle", "TaskHandle", "TaskRef", "TaskReference"]
+__all__ += ["ArtifactReader", "Artifacts", "SyncArtifactReader", "SyncArtifacts"]
+__all__ += ["Sources", "SyncSources"]
+# Agents, and what handlers take, return and raise.
+__all__ += ["Agent", "SyncTaskContext", "TaskContext", "TaskDecorator", "TaskFunction", "TaskType"]
+__all__ += ["AttemptCancelled", "BudgetExceeded", "Cancel", "Fail", "Result", "Snooze"]
+# Output gates.
+__all__ += ["CandidateOutput", "Checks", "Verdict"]
+# Work: what is submitted, and what is read most.
+__all__ += ["Gate", "NewSource", "NewTask", "OutputContract", "RetrySpec", "SourceKind", "TypedTask"]
+__all__ += ["Artifact", "Child", "Dag", "Event", "Page", "Resolution", "Status", "Task", "Why"]
+# Errors.
+__all__ += ["LineshaftError", "OutputTypeError", "TaskCancelled", "TaskFailed"]
 
 #: Where a name may come from, light modules first.
-_MODULES = (
-    "lineshaft.types",
-    "lineshaft.errors",
-    "lineshaft.settings",
-    "lineshaft.client",
-    "lineshaft.agent",
-    "lineshaft.checks.verdict",
-    "lineshaft.checks.registry",
-)
+_MODULES = ("types", "errors", "settings", "client", "agent", "checks.verdict", "checks.registry")
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is used first: `lineshaft --version` needs none of them."""
-    if name in __all__:
-        from importlib import import_module  # noqa: PLC0415 - only when something is used
+if not TYPE_CHECKING:  # type checkers would take any name for one that exists
 
-        for module in _MODULES:
-            if hasattr(imported := import_module(module), name):
-                value = globals()[name] = getattr(imported, name)
-                return value
-    raise AttributeError(f"module 'lineshaft' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is used first: `lineshaft --version` needs none of them."""
+        if name in __all__:
+            from importlib import import_module  # noqa: PLC0415 - only when something is used
+
+            for module in _MODULES:
+                if hasattr(imported := import_module(f"lineshaft.{module}"), name):
+                    value = globals()[name] = getattr(imported, name)
+                    return value
+        raise AttributeError(f"module 'lineshaft' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,20 @@
-"""The clock of SQL statements.
+"""The clock of SQL statements, and the clock by which a process judges its own leases.
 
 In production only the database's clock counts: every statement gets NULL and uses `now()`. Tests pass a
 `MovableClock` and advance it, so that no test has to sleep.
 """
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+#: Linux stops CLOCK_MONOTONIC while the machine is suspended, but leases run out. Elsewhere it goes on.
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def lease_time() -> float:
+    """Seconds since some moment. It goes on whatever happens to the process, the machine or the calendar."""
+    return time.clock_gettime(_LEASE_CLOCK)
 
 
 class Clock(Protocol):

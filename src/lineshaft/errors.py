@@ -5,14 +5,14 @@ HTTP API. `retryable` means that the same call may succeed later without a chang
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 
 class LineshaftError(Exception):
     """Something went wrong in Lineshaft."""
 
-    code: ClassVar[str] = "internal"
-    retryable: ClassVar[bool] = False
+    # Of the class, except where a newer server answers with a code that has no class here.
+    code: str = "internal"
+    retryable: bool = False
 
     def __init__(self, message: str | None = None) -> None:
         text = message or (self.__doc__ or "").strip()
@@ -127,6 +127,12 @@ class AlreadyReviewedError(InvalidTransitionError):
         self.resolution = resolution
         self.reviewer = reviewer
         super().__init__(message)
+
+
+class DependentsRunningError(LineshaftError):
+    """Tasks that depend on this one are running; nothing was changed."""
+
+    code = "dependents_running"
 
 
 class BudgetExceededError(LineshaftError):

@@ -15,7 +15,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -111,13 +111,19 @@ class Connection:
         return fresh and not reader.at_eof() and not writer.transport.is_closing()
 
     async def request(
-        self, method: str, target: str, body: bytes | None, *, max_body: int | None = None
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        max_body: int | None = None,
     ) -> Response:
         """Send a request. A response body longer than `max_body` is cut off there, unread."""
         sent = False
         try:
             reader, writer = self._streams or await self._open()
-            data = self._encoded(method, self._address.prefix + target, body)
+            data = self._encoded(method, self._address.prefix + target, body, headers)
             sent = True
             writer.write(data)
             await writer.drain()
@@ -245,8 +251,10 @@ class Connection:
             raise socket.gaierror(socket.EAI_NONAME, "a part of it is empty or too long") from None
         return self._streams
 
-    def _encoded(self, method: str, target: str, body: bytes | None) -> bytes:
-        headers = self._headers
+    def _encoded(
+        self, method: str, target: str, body: bytes | None, more: Sequence[tuple[str, str]]
+    ) -> bytes:
+        headers = [*self._headers, *more] if more else self._headers
         if body is not None:
             headers = [*headers, ("Content-Length", str(len(body)))]
             if not self._has_content_type:
@@ -282,7 +290,7 @@ class Connection:
             streams[1].transport.abort()
 
 
-class Pool:
+class HttpPool:
     """The connections of one client. A request waits for a free one, within its time limit."""
 
     def __init__(self, address: Address, headers: Mapping[str, str], *, size: int) -> None:
@@ -303,7 +311,14 @@ class Pool:
         return Connection(self.address, self._headers)
 
     async def request(
-        self, method: str, target: str, body: bytes | None = None, *, within_sec: float, again: bool
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        within_sec: float,
+        again: bool,
     ) -> Response:
         """Send a request; `again` allows repeating it. Raises UnavailableError without a response in time."""
         try:
@@ -314,7 +329,7 @@ class Pool:
                     if again:
                         self._repeatable.add(connection)
                     try:
-                        response = await connection.request(method, target, body)
+                        response = await connection.request(method, target, body, headers=headers)
                     except NoResponseError as lost:
                         given_up = again and connection not in self._repeatable
                         if given_up or (was_used and (again or not lost.sent)):

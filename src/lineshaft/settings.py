@@ -21,6 +21,8 @@ PREFIX = "LINESHAFT_"
 #: Variables that an agent's command receives: those with the prefix describe its task, the other one names
 #: the descriptor for messages to the agent. They are not settings.
 TASK_PREFIX = "LINESHAFT_TASK_"
+#: Secrets of webhooks, which sources name.
+HOOK_PREFIX = "LINESHAFT_HOOK_"
 FD_VARIABLE = "LINESHAFT_FD"
 #: Folders of an agent's command.
 INPUTS_VARIABLE, OUTPUTS_VARIABLE = "LINESHAFT_INPUTS", "LINESHAFT_OUTPUTS"
@@ -230,7 +232,7 @@ class Settings:
     default_max_duration_sec: float = _setting(
         _TIME_LIMIT,
         3600.0,
-        "The time limit of an attempt at a task without max_duration_sec; officeplane's is 300 s.",
+        "The time limit of an attempt where neither the task nor its preset has one.",
     )
     max_spawn_depth: int = _setting(
         _whole(1, 900), 20, "How many levels of tasks may be spawned below a submitted task."
@@ -288,10 +290,15 @@ class Settings:
         "What happens then: stop = running attempts are released too, pause = only claims stop. None: stop.",
     )
     default_max_cost_usd: Decimal | None = _setting(
-        _DOLLARS, None, "What a task without max_cost_usd reserves where there is a budget. None: nothing."
+        _DOLLARS,
+        None,
+        "What a claim reserves for a task without max_cost_usd; it isn't a limit on the task. None: nothing.",
     )
     crash_cost_fraction: float | None = _setting(
         _FRACTION, None, "The least share of its reservation that a crashed attempt costs. None: 0."
+    )
+    judge_max_cost_usd: Decimal | None = _setting(
+        _DOLLARS, None, "What a run of a gate that costs money reserves. None: 0.05."
     )
     circuit_breakers: Path | None = _setting(
         _PATH, None, "A YAML file with thresholds of the circuit breakers. None: the defaults."
@@ -397,7 +404,11 @@ def _add_environment(
 ) -> None:
     known = {PREFIX + name.upper(): name for name in _FIELDS}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable.startswith(TASK_PREFIX) or variable in _NOT_SETTINGS:
+        if (
+            not variable.startswith(PREFIX)
+            or variable.startswith((TASK_PREFIX, HOOK_PREFIX))
+            or variable in _NOT_SETTINGS
+        ):
             continue
         if variable not in known:
             faults.append(f"Unknown setting {variable}{_suggestion(variable, known)}")

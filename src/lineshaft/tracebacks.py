@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from traceback import TracebackException, extract_tb
+from types import FrameType
 
 _OWN = f"{Path(__file__).parent}/"
 _LIBRARY = Path(os.__file__).parent
@@ -26,6 +27,16 @@ def has_user_frames(error: BaseException) -> bool:
     return any(
         not frame.filename.startswith((*_HIDDEN, _ASYNCIO)) for frame in extract_tb(error.__traceback__)
     )
+
+
+def user_frame(frame: FrameType | None) -> str | None:
+    """Where a thread is, in the innermost code that isn't a library's; None: nowhere."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_HIDDEN, f"{_LIBRARY}/", "<frozen ")) and "/site-packages/" not in name:
+            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return None
 
 
 def _leave_out_own(described: TracebackException) -> None:

@@ -90,6 +90,9 @@ class CommandAgent:
                 assert line, f"It ended before it logged {text!r}"
         return line
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     async def ends(self) -> tuple[int, list[str]]:
         """Its exit code, and the lines that were not read before."""
         _, errors = await asyncio.wait_for(self._process.communicate(), PATIENCE)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -106,11 +106,13 @@ async def with_heartbeats(ctx: TaskContext) -> AsyncIterator[None]:
 
 def time_out(agent: Agent, task_id: str) -> None:
     """Let the time limit of a running task pass now: a real one may be over too early."""
-    assert agent._run is not None
-    worker = agent._run._worker
-    assert worker is not None
-    worker._running[task_id].deadline = worker.loop.time()
-    worker._look_for_overdue()
+    assert agent._stop_request is not None
+    stopper = agent._stop_request._stopper
+    assert stopper is not None
+    execution = stopper._slots.get(task_id)
+    assert execution is not None
+    execution.deadline = execution.host.loop.time()
+    stopper._executor.deadlines.look()
 
 
 async def attempts(shaft: Lineshaft, task_id: str) -> list[Attempt]:
@@ -123,3 +125,22 @@ async def kinds(shaft: Lineshaft, task_id: str) -> list[str]:
 
 async def soon(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), PATIENCE)
+
+
+@asynccontextmanager
+async def reaper(dsn: str) -> AsyncIterator[None]:
+    """A process with a good connection reaps expired leases."""
+
+    async def reap() -> None:
+        async with Engine(dsn, max_connections=1) as engine:
+            while True:
+                await engine.maintenance.reap(10)
+                await asyncio.sleep(0.02)
+
+    reaping = asyncio.create_task(reap())
+    try:
+        yield
+    finally:
+        reaping.cancel()
+        with suppress(asyncio.CancelledError):
+            await reaping

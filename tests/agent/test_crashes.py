@@ -27,6 +27,7 @@ async def submit(shaft: Lineshaft) -> str:
     return (await shaft.submit(NewTask("work", retry=AT_ONCE, max_attempts=2))).id
 
 
+@pytest.mark.slow("starts and kills agents")
 @pytest.mark.parametrize(
     "point",
     [
@@ -59,6 +60,7 @@ async def test_killed(
     assert history == [("failed", "heartbeat_timeout"), ("completed", None)]
 
 
+@pytest.mark.slow("starts and kills an agent")
 async def test_killed_while_the_outcome_is_being_written(
     shaft: Lineshaft, where: str, dsn: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
@@ -90,6 +92,7 @@ async def test_killed_while_the_outcome_is_being_written(
     assert log.read_text().splitlines().count("in a step") == 1
 
 
+@pytest.mark.slow("starts and stops an agent")
 async def test_stopped_past_its_lease_a_zombie_writes_nothing(
     shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
@@ -145,6 +148,7 @@ async def test_stopped_past_its_lease_a_zombie_goes_no_further(
     assert (await shaft.get(task_id)).cost_usd > task.cost_usd
 
 
+@pytest.mark.slow("starts agents")
 async def test_an_agent_that_registers_again_gets_its_task_again(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_agents_of_one_process_have_different_names() -> None:
     assert one._replace(number="") == two._replace(number="")
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare, to hide processes"
 )

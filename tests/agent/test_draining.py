@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,10 +11,13 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, TaskContext
 from lineshaft.agent.idle import left_text
+from lineshaft.client.backend import Req, Res
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.model.states import Status
+from lineshaft.operations import work
+from lineshaft.operations.operation import Operation
 from lineshaft.settings import Settings
-from lineshaft.types.work import DueRetries, LeftBehind
+from lineshaft.types.work import LeftBehind
 from tests.agent.agent_process import command_agent
 from tests.agent.helpers import AT_ONCE, PATIENCE, drain, ended
 
@@ -22,9 +25,10 @@ from tests.agent.helpers import AT_ONCE, PATIENCE, drain, ended
 class Overtaken(DatabaseBackend):
     """Another process makes due tasks READY, just before an agent asks whether any will be."""
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries:
-        await self.maintain()
-        return await super().retry_within(types, within_sec)
+    async def call(self, operation: Operation[Req, Res], request: Req) -> Res:
+        if operation.name == work.next_retry.name:
+            await self.maintain()
+        return await super().call(operation, request)
 
 
 @pytest.fixture
@@ -69,6 +73,7 @@ async def test_a_handler_with_a_limit_gets_its_share(shaft: Lineshaft) -> None:
     assert order == ["rare", *["common"] * 5]
 
 
+@pytest.mark.slow("waits for a retry")
 async def test_it_waits_for_a_retry_within_a_minute_and_for_other_work(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
@@ -86,6 +91,7 @@ async def test_it_waits_for_a_retry_within_a_minute_and_for_other_work(
     assert (await shaft.get(handle)).status is Status.COMPLETED
 
 
+@pytest.mark.slow("processes, and the wait for a retry")
 async def test_after_a_kill_another_agent_waits_for_the_retry(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
@@ -101,6 +107,7 @@ async def test_after_a_kill_another_agent_waits_for_the_retry(
     assert (await shaft.get(handle)).result == "done"
 
 
+@pytest.mark.slow("starts an agent")
 async def test_it_reports_what_it_leaves_behind(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     await shaft.submit(NewTask("t", retry=in_seconds(500)))
     await shaft.submit(NewTask("t"), delay=timedelta(hours=1))
@@ -127,6 +134,7 @@ async def test_it_reports_tasks_that_it_cant_afford(
     assert expected in caplog.text
 
 
+@pytest.mark.slow("starts an agent")
 async def test_without_waiting_for_retries(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     handle = await shaft.submit(NewTask("t", retry=in_seconds(50)))
     async with command_agent(where, tmp_path, "exit 1", "--until-idle", "--retries-within", "0") as agent:

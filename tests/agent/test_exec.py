@@ -99,9 +99,9 @@ async def test_what_it_prints_is_the_output(
 @pytest.mark.parametrize(
     ("script", "options", "expected"),
     [
-        ("echo broken >&2; exit 3", {}, ("crash", "The command ended with exit code 3.\nbroken")),
-        ("echo on stdout; exit 1", {}, ("crash", "The command ended with exit code 1.\non stdout")),
-        ("exit 1", {}, ("crash", "The command ended with exit code 1.")),
+        ("echo broken >&2; exit 3", {}, ("error", "The command ended with exit code 3.\nbroken")),
+        ("echo on stdout; exit 1", {}, ("error", "The command ended with exit code 1.\non stdout")),
+        ("exit 1", {}, ("error", "The command ended with exit code 1.")),
         ("echo no key >&2; exit 77", {}, ("auth_failure", "The command ended with exit code 77.\nno key")),
         ("exit 64", {}, ("invalid_input", "The command ended with exit code 64.")),
         ("exit 65", {}, ("invalid_input", "The command ended with exit code 65.")),
@@ -238,7 +238,7 @@ async def test_a_command_that_cant_be_started_fails_the_task(shaft: Lineshaft, c
     agent = Agent("a")
     agent.task("t")(commands.command("/no/such/command"))
     category, error = await failure(shaft, agent)
-    assert category == "crash"
+    assert category == "error"
     assert "/no/such/command" in error
 
 
@@ -416,7 +416,7 @@ async def test_no_agent_gets_a_task_whose_command_is_still_ending(
     shaft: Lineshaft, commands: Commands, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Even an agent without patience gives a command the time between SIGTERM and SIGKILL."""
-    monkeypatch.setattr("lineshaft.agent.loop._PATIENCE_SEC", 0)
+    monkeypatch.setattr("lineshaft.agent.executor._PATIENCE_SEC", 0)
     pids = PidPipe(commands)
     agent = commands.agent(f"trap 'exit 1' TERM; echo $$ > {pids.pipe}; while :; do sleep 1000; done")
     submitted = await shaft.submit(NewTask("t"))
@@ -429,6 +429,7 @@ async def test_no_agent_gets_a_task_whose_command_is_still_ending(
     assert (await shaft.get(submitted)).status is Status.READY
 
 
+@pytest.mark.slow("starts many commands")
 async def test_many_at_once_leave_no_descriptors(shaft: Lineshaft, commands: Commands) -> None:
     agent = Agent("a", max_concurrent_tasks=20)
     agent.task("t")(commands.script("tell '{\"progress\": 1}'; cat; echo noise >&2"))
@@ -442,6 +443,7 @@ async def test_many_at_once_leave_no_descriptors(shaft: Lineshaft, commands: Com
     assert abs(open_descriptors() - before) < 10
 
 
+@pytest.mark.slow("starts and kills an agent")
 @pytest.mark.alike_over_http(False)
 async def test_commands_die_with_an_agent_that_is_killed(
     shaft: Lineshaft, transport: str, where: str, commands: Commands

@@ -131,6 +131,14 @@ echo never"""
     assert task.cost_usd == 2
 
 
+async def test_spending_is_bound_by_the_total(shaft: Lineshaft, commands: Commands) -> None:
+    task = await one(shaft, commands.agent("""tell '{"spend": 3}'; echo done"""), "t", max_total_cost_usd=1)
+
+    assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "budget_exceeded")
+    assert "max_total_cost_usd" in (task.failure_history[-1].error or "")
+    assert task.cost_usd == 3
+
+
 async def test_spawn_and_wait(shaft: Lineshaft, commands: Commands) -> None:
     """R-145: the command ends, and runs again when its children have ended; nothing is spawned twice."""
     parts = '[{"type": "part", "spec": {"n": 1}}, {"type": "part", "spec": {"n": 2}}]'
@@ -154,7 +162,7 @@ async def test_spawn_without_waiting(shaft: Lineshaft, commands: Commands) -> No
     task = await completed(shaft, agent)
 
     (child,) = task.result["children"]
-    assert child["status"] == "PENDING"
+    assert child["status"] == "READY"
     assert (await shaft.get(child["id"])).parent_id == task.id
 
 

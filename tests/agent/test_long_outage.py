@@ -158,7 +158,7 @@ async def test_an_agent_stopped_during_the_outage_ends_and_loses_nothing(
     near: Lineshaft, line: tuple[Lineshaft, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it could not release in time is taken back when its lease expires."""
-    monkeypatch.setattr("lineshaft.agent.agent._LAST_WRITES_SEC", OUTAGE_SEC / 4)
+    monkeypatch.setattr("lineshaft.agent.run._LAST_WRITES_SEC", OUTAGE_SEC / 4)
     through, proxy = line
     stopped = Agent("stopped", heartbeat_interval_sec=NOT_OUTLASTING_IT, grace_sec=OUTAGE_SEC / 4)
     begun = asyncio.Event()

@@ -303,6 +303,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.parametrize("how", ["optimized", "plain"])
 async def test_a_process_may_exempt_its_objects_from_garbage_collection(dsn: str, how: str) -> None:
     async with Lineshaft(dsn) as shaft:

@@ -158,6 +158,32 @@ async def test_all_attempts_together(shaft: Lineshaft) -> None:
     assert (task.failure_category, task.cost_usd) == ("budget_exceeded", Decimal("1.2"))
 
 
+@pytest.mark.parametrize("spent", [1, 3])
+async def test_spending_and_returning_is_no_way_around_the_total(shaft: Lineshaft, spent: int) -> None:
+    agent = Agent("a")
+
+    @agent.task("spend")
+    async def spend(ctx: TaskContext) -> str:
+        ctx.spend(spent)
+        return "done"
+
+    task = await one(shaft, agent, "spend", max_total_cost_usd=1)
+
+    over = (Status.DEAD_LETTERED, "budget_exceeded")
+    assert (task.status, task.failure_category) == (over if spent > 1 else (Status.COMPLETED, None))
+    assert task.cost_usd == spent
+
+
+async def test_what_is_reserved_for_a_task_is_not_missing_from_its_agents_budget(shaft: Lineshaft) -> None:
+    """All of the budget is reserved for the task, whose steps may use it."""
+    agent = Agent("a", budget_usd=1)
+    ran = spender(agent, "0.1")
+
+    task = await one(shaft, agent, "spend", max_total_cost_usd=1)
+
+    assert (len(ran), task.status, task.cost_usd) == (10, Status.COMPLETED, Decimal(1))
+
+
 async def test_tasks_of_one_agent_see_what_the_others_spend(shaft: Lineshaft) -> None:
     """Without reservations; each overspends by at most one step."""
     agent = Agent("a", budget_usd=2, max_concurrent_tasks=4)

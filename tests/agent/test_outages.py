@@ -1,10 +1,8 @@
 """The database, or the server, is away or silent: agents go on when it is back, or stop correctly."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
@@ -25,6 +23,7 @@ from tests.agent.helpers import (
     engine_of,
     kinds,
     lose_claim,
+    reaper,
     soon,
     until,
     with_heartbeats,
@@ -41,25 +40,6 @@ async def line(transport: str, where: str) -> AsyncIterator[tuple[Lineshaft, Pro
     async with leading as (through, proxy), Lineshaft(through, max_connections=4) as shaft:
         yield shaft, proxy
         proxy.restore()
-
-
-@asynccontextmanager
-async def reaper(dsn: str) -> AsyncIterator[None]:
-    """A process with a good connection reaps expired leases."""
-
-    async def reap() -> None:
-        async with Engine(dsn, max_connections=1) as engine:
-            while True:
-                await engine.maintenance.reap(10)
-                await asyncio.sleep(0.02)
-
-    reaping = asyncio.create_task(reap())
-    try:
-        yield
-    finally:
-        reaping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reaping
 
 
 async def test_a_short_outage_of_the_database(
@@ -164,7 +144,7 @@ async def test_a_silent_connection_is_noticed_within_a_heartbeat(
     """Black-holed: no error ever comes. The lease is kept on a new connection, and the outcome is written."""
     through, proxy = line
     # What was asked on a silent line is waited for, but not as long as in production.
-    monkeypatch.setattr("lineshaft.agent.agent._LEAST_PATIENCE_SEC", 2.0)
+    monkeypatch.setattr("lineshaft.agent.run._LEAST_PATIENCE_SEC", 2.0)
     agent = Agent("a", heartbeat_interval_sec=6)
     running, go = asyncio.Event(), asyncio.Event()
 
@@ -222,15 +202,15 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(dsn: str) -> None:
 
 async def test_a_pooled_connection_that_goes_silent_is_cut(dsn: str) -> None:
     async with proxied(dsn) as (through, proxy), Engine(through, max_connections=1) as engine:
-        await engine.schedule.openings()
+        await engine.upcoming.openings()
         proxy.swallow()
 
         engine.database.answer_within_sec = 0.3
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(engine.schedule.openings(), PATIENCE)
+            await asyncio.wait_for(engine.upcoming.openings(), PATIENCE)
 
         engine.database.answer_within_sec = PATIENCE
-        await engine.schedule.openings()
+        await engine.upcoming.openings()
 
 
 @pytest.mark.database_only("what wakes an agent of this process")

@@ -59,19 +59,19 @@ def raised_from(error: Exception, cause: BaseException) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ValueError("odd"), ("crash", None)),
-        (SystemExit(3), ("crash", None)),
-        (asyncio.CancelledError(), ("crash", None)),
+        (ValueError("odd"), ("error", None)),
+        (SystemExit(3), ("error", None)),
+        (asyncio.CancelledError(), ("error", None)),
         (TimeoutError(), ("timeout", None)),
         (APITimeoutError("no answer"), ("timeout", None)),
-        (HTTPStatusError(Response(500)), ("crash", None)),
+        (HTTPStatusError(Response(500)), ("error", None)),
         (HTTPStatusError(Response(401)), ("auth_failure", None)),
         (HTTPStatusError(Response(403)), ("auth_failure", None)),
         (AuthenticationError("bad key"), ("auth_failure", None)),
         (ValidationError("not what was asked"), ("invalid_output", None)),
         (json.JSONDecodeError("no", "x", 0), ("invalid_output", None)),
         (BudgetExceeded("no money"), ("budget_exceeded", None)),
-        (InvalidInputError("a bad child"), ("crash", None)),
+        (InvalidInputError("a bad child"), ("error", None)),
         (Fail("no such file", "invalid_input"), ("invalid_input", None)),
         (Fail("wait", "rate_limit", retry_after_sec=5), ("rate_limit", 5)),
         # Rate limits: by status, by name, by wording; the wait from any of these.
@@ -83,7 +83,7 @@ def raised_from(error: Exception, cause: BaseException) -> Exception:
         (RateLimitError(None), ("rate_limit", None)),
         (RuntimeError("HTTP 429 Too Many Requests"), ("rate_limit", None)),
         (RuntimeError("quota exceeded"), ("rate_limit", None)),
-        (RuntimeError("line 429"), ("crash", None)),
+        (RuntimeError("line 429"), ("error", None)),
         # What was raised on purpose because of something else.
         (raised_from(RuntimeError("the model failed"), RateLimitError(None)), ("rate_limit", None)),
         (ExceptionGroup("two", [ValueError("x"), HTTPStatusError(Response(401))]), ("auth_failure", None)),
@@ -97,7 +97,7 @@ def test_the_limit_of_the_queue_itself_is_no_rate_limit_of_a_model() -> None:
     """Otherwise one who fills the lanes would slow models down for the whole fleet."""
     outcome = of_exception(RateLimitedError("Tasks wait in 2000 lanes, and this call needs 1 more"))
 
-    assert (outcome.category, outcome.is_postponed) == ("crash", False)
+    assert (outcome.category, outcome.is_postponed) == ("error", False)
 
 
 def test_a_retry_after_that_is_an_attribute_or_a_date() -> None:

@@ -43,6 +43,7 @@ def url_of(served: Served) -> str:
     return f"http://127.0.0.1:{served.client.port}"
 
 
+@pytest.mark.slow("starts agents")
 async def test_a_superseded_agent_of_commands_ends_with_one_line(
     shaft: Lineshaft, where: str, tmp_path: Path
 ) -> None:
@@ -68,7 +69,7 @@ def plain(lines: Sequence[str]) -> list[str]:
 
 PROGRAM = """
 import asyncio, sys
-from lineshaft import Agent, Lineshaft
+from lineshaft import Agent
 
 agent = Agent("a", instance="x", poll_interval_sec=0.1)
 
@@ -77,14 +78,11 @@ async def work() -> None:
     print("working", flush=True)
     await asyncio.sleep(3600)
 
-async def main() -> None:
-    async with Lineshaft(sys.argv[1]) as shaft:
-        await agent.run(shaft)
-
-asyncio.run(main())
+agent.main(sys.argv[1])
 """
 
 
+@pytest.mark.slow("starts programs")
 async def test_a_superseded_program_ends_with_one_line(shaft: Lineshaft, where: str) -> None:
     await shaft.submit(NewTask("t"))
     process = await asyncio.create_subprocess_exec(
@@ -109,6 +107,27 @@ async def test_a_superseded_program_ends_with_one_line(shaft: Lineshaft, where: 
     assert re.match(r"lineshaft: (Instance 'x'|Incarnation 1) of agent 'a' .*registered again", line)
 
 
+async def test_a_superseded_agent_leaves_the_hook_for_exceptions_as_it_was(shaft: Lineshaft) -> None:
+    agent = Agent("a", instance="x", heartbeat_interval_sec=0.2)
+    working = asyncio.Event()
+
+    @agent.task("t")
+    async def work() -> None:
+        working.set()
+        await asyncio.Event().wait()
+
+    hook = sys.excepthook
+    await shaft.submit(NewTask("t"))
+    run = asyncio.create_task(agent.run(shaft))
+    await soon(working)
+    await engine_of(shaft).fleet.register(NewAgent(id="a", instance="x"))
+
+    with pytest.raises(SupersededError):
+        await asyncio.wait_for(run, PATIENCE)
+    assert sys.excepthook is hook
+
+
+@pytest.mark.slow("starts an agent")
 async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_path: Path) -> None:
     async with Lineshaft(dsn) as shaft, serving(dsn, auth=True) as served:
         made = await shaft.create_token("agents", "agent")
@@ -125,6 +144,7 @@ async def test_an_agent_whose_token_is_revoked_ends_with_one_line(dsn: str, tmp_
     await asyncio.wait_for(gone(pid), PATIENCE)
 
 
+@pytest.mark.slow("starts an agent")
 async def test_an_agent_without_a_token_ends_with_one_line_when_the_first_one_is_created(
     dsn: str, tmp_path: Path
 ) -> None:
@@ -141,6 +161,7 @@ async def test_an_agent_without_a_token_ends_with_one_line_when_the_first_one_is
     await asyncio.wait_for(gone(pid), PATIENCE)
 
 
+@pytest.mark.slow("starts an agent")
 async def test_an_agent_whose_registration_is_refused_ends_with_one_line(dsn: str, tmp_path: Path) -> None:
     async with Lineshaft(dsn) as shaft, serving(dsn, auth=True) as served:
         made = await shaft.create_token("reader", "read")

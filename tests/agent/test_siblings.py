@@ -11,6 +11,7 @@ from lineshaft.agent import siblings
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.errors import SupersededError
 from lineshaft.model.states import Status
+from lineshaft.operations import agents
 from lineshaft.types import NewAgent
 from lineshaft.types.work import Presence
 from tests.agent.helpers import PATIENCE, engine_of, soon
@@ -45,6 +46,7 @@ def test_only_a_process_that_can_be_judged_is_known_to_be_dead() -> None:
         assert not siblings.is_dead(elsewhere)
 
 
+@pytest.mark.slow("starts processes")
 async def test_a_new_process_reports_all_its_dead_predecessors_before_it_works(shaft: Lineshaft) -> None:
     """R-083: so that it works on their tasks too if it runs until it is idle."""
     handle = await shaft.submit(NewTask("t", retry=RetrySpec(strategy="immediate")))
@@ -103,7 +105,7 @@ async def test_the_watch_ends_although_its_connection_breaks_at_that_moment(dsn:
     async with proxied(dsn) as (through, proxy), Lineshaft(through) as shaft:
         backend = shaft.backend
         assert isinstance(backend, DatabaseBackend)
-        view = await backend.register(NewAgent(id="a"))
+        view = await backend.call(agents.register_agent, agents.RegisterAgent(agent=NewAgent(id="a")))
         proxy.hold()
         async with (
             asyncio.timeout(PATIENCE),

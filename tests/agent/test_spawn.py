@@ -139,7 +139,7 @@ async def test_a_child_that_breaks_a_rule_fails_the_parent(shaft: Lineshaft) -> 
 
     task = await one(shaft, agent, "parent", max_attempts=1)
 
-    assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "crash")
+    assert (task.status, task.failure_category) == (Status.DEAD_LETTERED, "error")
     assert "priority" in (task.failure_reason or "")
 
 

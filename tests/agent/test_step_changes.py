@@ -77,10 +77,10 @@ async def test_other_arguments_are_refused_and_a_person_decides(
         f"lineshaft dlq resolve {task.id} --resolution retry --forget-step search",
         "on_change='rerun' or on_change='reuse'",
     )
-    assert [attempt.category for attempt in await attempts(shaft, task.id)] == ["crash", "step_mismatch"]
+    assert [attempt.category for attempt in await attempts(shaft, task.id)] == ["error", "step_mismatch"]
     letter = await shaft.get_dead_letter(task.id)
     assert not letter.poison_pill
-    # The breaker has counted the crash alone.
+    # The breaker has counted the error alone.
     assert connection.execute(
         "SELECT failures FROM lineshaft.breaker WHERE key = %s", (style,)
     ).fetchall() == [(1,)]

@@ -231,7 +231,7 @@ async def test_invalid_names_are_refused(shaft: Lineshaft, name: str) -> None:
     async def handler(ctx: TaskContext) -> None:
         await ctx.step(name, str)
 
-    assert (await one(shaft, agent, "t", max_attempts=1)).failure_category == "crash"
+    assert (await one(shaft, agent, "t", max_attempts=1)).failure_category == "error"
 
 
 async def test_a_result_that_cannot_be_stored(shaft: Lineshaft) -> None:
@@ -286,7 +286,7 @@ async def test_every_attempt_gets_the_earlier_errors(shaft: Lineshaft) -> None:
 
     await result(shaft, agent, "t", retry=AT_ONCE)
 
-    first = (1, "failed", "crash", "ValueError: not a number")
+    first = (1, "failed", "error", "ValueError: not a number")
     second = (2, "failed", "timeout", "TimeoutError: too slow")
     assert seen == [
         (1, [], None),

@@ -36,6 +36,7 @@ async def test_a_signal_lets_it_finish(
     assert (await engine_of(shaft).fleet.read("first")).status == "offline"
 
 
+@pytest.mark.slow("starts a program")
 async def test_after_the_grace_tasks_are_released(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     submitted = await shaft.submit(NewTask("work"))
     options = ("--wait-at", "between steps", "--grace", "0.2", "--interval", "60")
@@ -50,6 +51,7 @@ async def test_after_the_grace_tasks_are_released(shaft: Lineshaft, where: str, 
     assert float(task.cost_usd) == 1.0
 
 
+@pytest.mark.slow("starts a program")
 async def test_a_second_signal_waits_for_nothing(shaft: Lineshaft, where: str, tmp_path: Path) -> None:
     submitted = await shaft.submit(NewTask("work"))
     options = ("--wait-at", "between steps", "--grace", "1000", "--interval", "60")
@@ -71,7 +73,7 @@ async def _has_status(shaft: Lineshaft, status: str, agent_id: str = "first") ->
 
 PROGRAM = """
 import asyncio, ctypes, logging, os, sys
-import lineshaft.agent.loop
+import lineshaft.agent.executor
 from lineshaft import Agent, AttemptCancelled, Lineshaft
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -99,7 +101,7 @@ def handler():
 LOOPING = PROGRAM.format(
     handler="""
 def handler(ctx):
-    lineshaft.agent.loop._PATIENCE_SEC = 60
+    lineshaft.agent.executor._PATIENCE_SEC = 60
     print("started", flush=True)
     while not ctx.cancelled:
         pass
@@ -154,6 +156,7 @@ async def test_stop_from_another_thread_and_handlers_in_threads(shaft: Lineshaft
     assert "task.late_result" not in await kinds(shaft, submitted.id)
 
 
+@pytest.mark.slow("starts a program")
 async def test_a_handler_in_a_thread_ends_within_the_grace(shaft: Lineshaft, where: str) -> None:
     """Its task isn't released while its thread goes on."""
     handle = await shaft.submit(NewTask("t"))
@@ -168,6 +171,7 @@ async def test_a_handler_in_a_thread_ends_within_the_grace(shaft: Lineshaft, whe
     assert (task.status, task.result) == (Status.COMPLETED, "go")
 
 
+@pytest.mark.slow("starts a program")
 async def test_a_handler_in_a_thread_has_time_to_stop(shaft: Lineshaft, where: str) -> None:
     """After the grace its context is cancelled; the task is released when the thread has ended."""
     handle = await shaft.submit(NewTask("t"))
@@ -180,6 +184,7 @@ async def test_a_handler_in_a_thread_has_time_to_stop(shaft: Lineshaft, where: s
     assert (task.status, task.attempts, float(task.cost_usd)) == (Status.READY, 0, 1.0)
 
 
+@pytest.mark.slow("waits for the end of a grace period")
 async def test_a_handler_that_hangs_in_a_thread_does_not_keep_the_process(
     shaft: Lineshaft, where: str
 ) -> None:
@@ -193,6 +198,7 @@ async def test_a_handler_that_hangs_in_a_thread_does_not_keep_the_process(
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
+@pytest.mark.slow("waits for the end of a grace period")
 @pytest.mark.parametrize(
     ("grace", "sent"), [("0.1", [signal.SIGTERM]), ("1000", [signal.SIGTERM, signal.SIGINT])]
 )
@@ -219,6 +225,7 @@ async def test_a_blocked_event_loop_does_not_keep_the_tasks(
     assert "task.late_result" not in await kinds(shaft, task.id)
 
 
+@pytest.mark.slow("starts a program")
 async def test_a_handler_that_blocks_within_the_grace_completes(shaft: Lineshaft, where: str) -> None:
     handle = await shaft.submit(NewTask("t"))
     async with program(BLOCKED, where, "1000") as process:
@@ -233,7 +240,7 @@ async def test_a_handler_that_blocks_within_the_grace_completes(shaft: Lineshaft
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers that end at once when they are cancelled have time for it on a busy machine too."""
-    monkeypatch.setattr("lineshaft.agent.loop._PATIENCE_SEC", PATIENCE)
+    monkeypatch.setattr("lineshaft.agent.executor._PATIENCE_SEC", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")
@@ -379,6 +386,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(("who", "seen"), [("default", []), ("own", ["mine"]), ("ignored", [])])
 async def test_signals_that_the_program_handles_are_left_alone(dsn: str, who: str, seen: list[str]) -> None:
     async with Lineshaft(dsn) as shaft:

@@ -113,7 +113,7 @@ def test_with_options_returns_a_copy() -> None:
 
 
 def test_options_are_the_fields_of_a_task() -> None:
-    assert {*TaskOptions.__annotations__} == {*NewTask.__struct_fields__} - {"type", "spec", "surface"}
+    assert {*TaskOptions.__annotations__} == {*NewTask.__struct_fields__} - {"type", "spec"}
     assert {*TaskDefaults.__annotations__} < {*TaskOptions.__annotations__}
 
 

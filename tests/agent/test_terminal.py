@@ -72,6 +72,7 @@ async def run_piped(folder: Path, *arguments: str, **variables: str) -> tuple[in
     return process.returncode or 0, errors.decode().splitlines()
 
 
+@pytest.mark.slow("starts an agent")
 async def test_an_agent_on_a_terminal(shaft: Lineshaft, folder: Path) -> None:
     """It prints what it waits for, a line per task, failures with their place, and what Ctrl-C does."""
     async with terminal("app.py", directory=folder) as shown:
@@ -109,6 +110,7 @@ async def test_an_agent_on_a_terminal(shaft: Lineshaft, folder: Path) -> None:
     assert (task.status, task.attempts) == (Status.READY, 0)
 
 
+@pytest.mark.slow("starts an agent")
 async def test_elsewhere_its_lines_are_json_without_one_per_task(shaft: Lineshaft, folder: Path) -> None:
     await shaft.submit_many([writing("good"), writing("bad")])
     code, lines = await run_piped(folder, "app.py", "--until-idle")
@@ -170,6 +172,7 @@ async def test_a_program_keeps_its_own_logging(shaft: Lineshaft, folder: Path, c
     assert not any(line.startswith("{") for line in lines)
 
 
+@pytest.mark.slow("starts an agent on a terminal")
 async def test_hostile_titles_and_errors_do_not_reach_the_terminal(shaft: Lineshaft, folder: Path) -> None:
     attack = "\x1b]0;owned\x07\x1b[2J\n00:00:00 forged"
     (folder / "app.py").write_text(APP.replace("no such thing", "\\x1b[2J\\x9b2J\\nforged"))
@@ -181,10 +184,17 @@ async def test_hostile_titles_and_errors_do_not_reach_the_terminal(shaft: Linesh
     assert not any(found in shown.text for found in ("\x1b", "\x07", "\x9b", "\n00:00:00 forged", "\nforged"))
 
 
+@pytest.mark.slow("starts an agent")
 async def test_main_ends_with_one_line_and_code_1(folder: Path) -> None:
     code, lines = await run_piped(folder, "app.py", LINESHAFT_DATABASE_URL="postgresql://127.0.0.1:1/nothing")
     assert (code, len(lines)) == (1, 1), lines
     assert lines[0].startswith("lineshaft: ")
+    away = {"LINESHAFT_DATABASE_URL": "postgresql://127.0.0.1:1/nothing"}
+    async with terminal("app.py", directory=folder, environment=away) as shown:
+        assert await shown.ends() == 1
+    wrapped = shown.text.splitlines()
+    assert len(wrapped) > 1, "between words, on a terminal"
+    assert max(map(len, wrapped)) <= 80, wrapped
 
     (folder / "app.py").write_text(
         "import asyncio\n"

@@ -79,7 +79,7 @@ async def test_the_log_has_the_traceback_with_the_task(
             "task_type": "t",
             "attempt": number,
             "agent_id": "a",
-            "category": "crash",
+            "category": "error",
         }
         assert record.__dict__.items() >= about.items()
         assert record.exc_info is not None

@@ -39,6 +39,7 @@ RULES: dict[str, Rule] = {
     "readers see causes first": feed.readers_see_causes_first,
     "agents spent what their claims cost": money.agents_spent_what_their_claims_cost,
     "no agent spends more than its budget": money.no_agent_spends_more_than_its_budget,
+    "days have spent what all tasks cost": money.days_have_spent_what_all_tasks_cost,
     "costs are what agents reported": money.costs_are_what_agents_reported,
     "tables agree": tables_agree,
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from lineshaft.embedded.account import Account, server_account, server_environment
+from lineshaft.embedded.account import SystemAccount, server_account, server_environment
 from lineshaft.embedded.binaries import Binaries, find_binaries
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.server import choose_for_account
@@ -47,7 +47,7 @@ class Node:
     """One server: its data, its port, and its process while it runs."""
 
     def __init__(
-        self, directory: Path, name: str, binaries: Binaries, account: Account, options: dict[str, str]
+        self, directory: Path, name: str, binaries: Binaries, account: SystemAccount, options: dict[str, str]
     ) -> None:
         self.name = name
         self._options = options

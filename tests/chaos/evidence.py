@@ -81,6 +81,23 @@ class PurseFact:
     limit_usd: Decimal | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionFact:
+    task_id: str
+    agent_id: str | None
+    amount_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisputeFact:
+    """A claim that reported more than its ceiling."""
+
+    task_id: str
+    epoch: int
+    agent_id: str
+    ceiling_usd: Decimal
+
+
 @dataclass(kw_only=True)
 class Evidence:
     #: In the order of time.
@@ -93,6 +110,10 @@ class Evidence:
     events: Sequence[EventFact] = ()
     agents: Sequence[PurseFact] = ()
     dags: Sequence[PurseFact] = ()
+    corrections: Sequence[CorrectionFact] = ()
+    disputes: Sequence[DisputeFact] = ()
+    #: What was spent on all days; None: unknown.
+    spent_usd: Decimal | None = None
     #: Rules of tests/invariants.py that don't hold, with the rows that break them.
     broken_rules: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -141,6 +162,15 @@ def gather(directory: Path, dsn: str) -> Evidence:
             events=rows(EventFact, _EVENTS),
             agents=rows(PurseFact, _AGENTS),
             dags=rows(PurseFact, _DAGS),
+            corrections=rows(
+                CorrectionFact, "SELECT task_id, agent_id, amount_usd FROM lineshaft.cost_correction"
+            ),
+            disputes=rows(
+                DisputeFact, "SELECT task_id, epoch, agent_id, ceiling_usd FROM lineshaft.cost_dispute"
+            ),
+            spent_usd=_dicts(connection, "SELECT coalesce(sum(spent_usd), 0) AS usd FROM lineshaft.spend")[0][
+                "usd"
+            ],
             broken_rules=broken,
         )
 

@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode, before the primary."""
+"""PgBouncer, by default in transaction mode, before the primary."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from lineshaft.embedded.account import Account, server_environment
+from lineshaft.embedded.account import SystemAccount, server_environment
 from lineshaft.engine.postgres.database import PLAN_BY_INDEX
 from tests.chaos.cluster import DATABASE, PASSWORD, ROLE
 from tests.ports import reserved_port
@@ -20,11 +20,19 @@ _PATIENCE_SEC = 60
 
 
 class Pooler:
-    def __init__(self, program: str, directory: Path, account: Account, port_of: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        program: str,
+        directory: Path,
+        account: SystemAccount,
+        port_of: Callable[[], int],
+        mode: str = "transaction",
+    ) -> None:
         """`port_of` returns the port of the primary."""
         self._program = program
         self._account = account
         self._port_of = port_of
+        self._mode = mode
         self._config = directory / "pgbouncer.ini"
         self._log = directory / "pgbouncer.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,7 +91,7 @@ listen_addr = 127.0.0.1
 listen_port = {self.port}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
+pool_mode = {self._mode}
 default_pool_size = {SERVER_CONNECTIONS}
 max_client_conn = 200
 ignore_startup_parameters = extra_float_digits

@@ -36,7 +36,7 @@ class OverDatabase:
         self._shaft = shaft
 
     async def read(self, cursor: str | None) -> tuple[Seen, str, bool]:
-        page = await self._shaft.backend.events(cursor, limit=_LIMIT, task_id=None, dag_id=None, kinds=None)
+        page = await self._shaft.read_events(cursor, limit=_LIMIT)
         return [[e.cursor, e.kind, e.task_id] for e in page.items], page.next_cursor, page.caught_up
 
 

@@ -1,4 +1,4 @@
-"""One client of a chaos run that submits, cancels and revives: `python -m tests.chaos.submitter`.
+"""A client of a chaos run (`python -m tests.chaos.submitter`): submits, cancels, revives, corrects costs.
 
 Over the database, or over the HTTP API of whichever server answers. A call whose answer was lost is made
 again: its ids are its own, so the second one finds what the first one did.
@@ -12,14 +12,14 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lineshaft import Lineshaft
 from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.settings import Settings
 from tests.chaos.calling import ANSWER_SEC, AwayError, call
 from tests.chaos.history import Recorder, read_file
-from tests.chaos.workload import Cancel, Operation, Revive, Submit, Workload
+from tests.chaos.workload import Cancel, Correct, Decide, Operation, Revive, Submit, Workload
 
 _PAUSE_SEC = 0.2
 
@@ -30,6 +30,10 @@ class Queue(Protocol):
     async def cancel(self, task_id: str) -> str: ...
 
     async def revive(self) -> tuple[str | None, str]: ...
+
+    async def correct(self, task_id: str, cost_usd: float) -> str: ...
+
+    async def decide(self, decision: Literal["accept", "refuse"] | float) -> tuple[str | None, str]: ...
 
 
 class OverDatabase:
@@ -67,6 +71,23 @@ class OverDatabase:
             return page.items[0].id, error.code
         return page.items[0].id, "ok"
 
+    async def correct(self, task_id: str, cost_usd: float) -> str:
+        try:
+            await self._shaft.correct_cost(task_id, cost_usd, reason="chaos")
+        except NotFoundError as error:
+            return error.code
+        return "ok"
+
+    async def decide(self, decision: Literal["accept", "refuse"] | float) -> tuple[str | None, str]:
+        disputed = (await self._shaft.costs(days=1)).disputed
+        if not disputed:
+            return None, "none"
+        if isinstance(decision, str):
+            await self._shaft.correct_cost(disputed[0].id, disputed=decision, reason="chaos")
+        else:
+            await self._shaft.correct_cost(disputed[0].id, decision, reason="chaos")
+        return disputed[0].id, "ok"
+
 
 class OverHttp:
     def __init__(self, urls: list[str]) -> None:
@@ -98,6 +119,22 @@ class OverHttp:
         status, answer = await call(self._urls, "POST", f"/v1/tasks/{name}/retry", {})
         return name, "ok" if status == 200 else str(answer["code"])
 
+    async def correct(self, task_id: str, cost_usd: float) -> str:
+        body = {"cost_usd": cost_usd, "reason": "chaos"}
+        status, answer = await call(self._urls, "POST", f"/v1/tasks/{task_id}/cost", body)
+        return "ok" if status == 200 else str(answer["code"])
+
+    async def decide(self, decision: Literal["accept", "refuse"] | float) -> tuple[str | None, str]:
+        _, costs = await call(self._urls, "GET", "/v1/costs?days=1")
+        if not costs["disputed"]:
+            return None, "none"
+        name = costs["disputed"][0]["id"]
+        decided = {"disputed": decision} if isinstance(decision, str) else {"cost_usd": decision}
+        status, answer = await call(
+            self._urls, "POST", f"/v1/tasks/{name}/cost", {**decided, "reason": "chaos"}
+        )
+        return name, "ok" if status == 200 else str(answer["code"])
+
 
 def _body(task: Any, *, keyed: bool) -> dict[str, Any]:
     fields = {
@@ -123,8 +160,8 @@ async def perform(queue: Queue, operation: Operation, record: Recorder, over: Ca
             record("again", call=name, error=f"{type(error).__name__}: {error}"[:300])
             if isinstance(error, LineshaftError) and not error.retryable:
                 raise
-            # A revival is not made again: by now another dead letter may be the first.
-            if over() or isinstance(operation, Revive):
+            # A revival is not made again: by now another dead letter may be the first. A decision neither.
+            if over() or isinstance(operation, Revive | Decide):
                 return
             await asyncio.sleep(_PAUSE_SEC)
         else:
@@ -139,6 +176,10 @@ def _asked(operation: Operation) -> dict[str, Any]:
             return {"what": "cancel", "task": operation.task_id}
         case Revive():
             return {"what": "revive"}
+        case Correct():
+            return {"what": "correct", "task": operation.task_id, "cost": operation.cost_usd}
+        case Decide():
+            return {"what": "decide", "decision": operation.decision}
 
 
 async def _ask(queue: Queue, operation: Operation) -> dict[str, Any]:
@@ -149,6 +190,11 @@ async def _ask(queue: Queue, operation: Operation) -> dict[str, Any]:
             return {"verdict": await queue.cancel(operation.task_id)}
         case Revive():
             task_id, verdict = await queue.revive()
+            return {"task": task_id, "verdict": verdict}
+        case Correct():
+            return {"verdict": await queue.correct(operation.task_id, operation.cost_usd)}
+        case Decide():
+            task_id, verdict = await queue.decide(operation.decision)
             return {"task": task_id, "verdict": verdict}
 
 

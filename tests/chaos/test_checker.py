@@ -11,6 +11,8 @@ from lineshaft.engine.feed.events import Cursor, Snapshot
 from tests.chaos.checker import RULES, check
 from tests.chaos.evidence import (
     AttemptFact,
+    CorrectionFact,
+    DisputeFact,
     EdgeFact,
     EventFact,
     Evidence,
@@ -101,6 +103,7 @@ def good() -> Evidence:
             PurseFact(id="b", spent_usd=COST),
         ],
         dags=[PurseFact(id="poor-dag", spent_usd=Decimal(0), limit_usd=Decimal("0.5"))],
+        spent_usd=3 * COST,
     )
 
 
@@ -353,6 +356,23 @@ def promised_too_much(evidence: Evidence) -> None:
 def charged_twice(evidence: Evidence) -> None:
     evidence.tasks["second"] = replace(evidence.tasks["second"], cost_usd=2 * COST)
     evidence.agents = [replace(evidence.agents[0], spent_usd=3 * COST), evidence.agents[1]]
+    evidence.spent_usd = 4 * COST
+
+
+def day_not_charged(evidence: Evidence) -> None:
+    evidence.spent_usd = 2 * COST
+
+
+def correction_not_booked(evidence: Evidence) -> None:
+    evidence.corrections = [CorrectionFact(task_id="second", agent_id="a", amount_usd=-COST)]
+    evidence.tasks["second"] = replace(evidence.tasks["second"], cost_usd=Decimal(0))
+    evidence.spent_usd = 2 * COST
+
+
+def counted_beyond_the_ceiling(evidence: Evidence) -> None:
+    evidence.disputes = [
+        DisputeFact(task_id="second", epoch=1, agent_id="a", ceiling_usd=COST / 2),
+    ]
 
 
 def tables_disagree(evidence: Evidence) -> None:
@@ -400,6 +420,9 @@ WRONGS: list[tuple[Callable[[Evidence], None], str]] = [
     (overdrawn, "no agent spends more than its budget"),
     (promised_too_much, "no agent spends more than its budget"),
     (charged_twice, "costs are what agents reported"),
+    (day_not_charged, "days have spent what all tasks cost"),
+    (correction_not_booked, "agents spent what their claims cost"),
+    (counted_beyond_the_ceiling, "costs are what agents reported"),
     (tables_disagree, "tables agree"),
 ]
 

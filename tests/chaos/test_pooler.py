@@ -3,12 +3,15 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft.cli.main import main
 from lineshaft.engine.postgres import migrate
+from lineshaft.errors import SettingsError
 from lineshaft.settings import Settings
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import pgbouncer
@@ -26,17 +29,46 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def pooled(place: Path) -> AsyncIterator[Settings]:
+def mode() -> str:
+    return "transaction"
+
+
+@pytest.fixture
+async def pooled(place: Path, mode: str) -> AsyncIterator[Settings]:
     cluster = Cluster(place)
     await cluster.start(standby=False)
     migrate.up(cluster.primary.dsn)
     program = pgbouncer()
     assert program is not None
-    pooler = Pooler(program, place, cluster.account, lambda: cluster.primary.port)
+    pooler = Pooler(program, place, cluster.account, lambda: cluster.primary.port, mode)
     await pooler.start()
     yield Settings(database_url=pooler.dsn, pooler="transaction")
     pooler.stop()
     await cluster.stop()
+
+
+async def test_a_pooler_in_transaction_mode_is_recognised(
+    pooled: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it isn't set, every process says so before it fails in stranger ways."""
+    dsn = str(pooled.database_url)
+    with pytest.raises(SettingsError, match="LINESHAFT_POOLER=transaction"):
+        async with Lineshaft(settings=replace(pooled, pooler="none")):
+            pass
+    with pytest.raises(SettingsError, match="LINESHAFT_POOLER=transaction"):
+        migrate.up(dsn, sessions=True)
+    migrate.check_ready(dsn)
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    assert await asyncio.to_thread(main, ["doctor"]) == 1
+    assert "a pooler in transaction mode" in capsys.readouterr().out
+    monkeypatch.setenv("LINESHAFT_POOLER", "transaction")
+    assert await asyncio.to_thread(main, ["doctor"]) == 0
+
+
+@pytest.mark.parametrize("mode", ["session"])
+async def test_a_pooler_in_session_mode_needs_no_setting(pooled: Settings, mode: str) -> None:  # noqa: ARG001 - of the fixture
+    async with Lineshaft(settings=replace(pooled, pooler="none")) as shaft:
+        assert (await shaft.submit(NewTask("x"))).id
 
 
 async def test_agents_work_behind_pgbouncer(pooled: Settings) -> None:

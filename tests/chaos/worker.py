@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from lineshaft import Agent, Cancel, Fail, Lineshaft, NewTask, Snooze, TaskContext
-from lineshaft.client.backend import Backend, WorkWaiter
+from lineshaft.client.backend import Backend, Waited, WorkWaiter
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.http_backend import HttpBackend
 from lineshaft.errors import LineshaftError, SupersededError
@@ -40,7 +40,7 @@ from lineshaft.types.work import (
 )
 from tests.chaos import dump, wall_clock
 from tests.chaos.history import Recorder
-from tests.chaos.workload import FLAKY, MAX_COST_USD, RETRY, TYPE
+from tests.chaos.workload import ABSURD_USD, FLAKY, MAX_COST_USD, RETRY, TYPE
 
 #: Of the agent that each process has a replica of: one may get what another has lost.
 SHARED = "replicated"
@@ -60,10 +60,10 @@ class RecordingWaiter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def wait(self, timeout: float, **wanted: Any) -> list[Assignment[ClaimedTask]] | None:  # noqa: ASYNC109
-        found = await self._inner.wait(timeout, **wanted)
-        self._record(found or ())
-        return found
+    async def wait(self, timeout: float, **wanted: Any) -> Waited | None:  # noqa: ASYNC109
+        waited = await self._inner.wait(timeout, **wanted)
+        self._record(() if waited is None else waited.assignments)
+        return waited
 
 
 class RecordingBackend:
@@ -259,7 +259,7 @@ def make_agent(agent_id: str, record: Recorder, scratch: Path, *, budget_usd: fl
             draft.write_bytes(os.urandom(2048))
         finally:
             draft.unlink(missing_ok=True)
-        ctx.spend(cost)
+        ctx.spend(ABSURD_USD if plan.get("exaggerates") else cost)
         if plan.get("wrong_first") and not failed:
             return {"wrong": True}
         return {"task": ctx.id, "epoch": ctx.epoch, "by": ctx.agent_id, "nonce": os.urandom(8).hex()}

@@ -7,7 +7,7 @@ checker knows of every task that may exist.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lineshaft import NewTask, OutputContract, RetrySpec
 
@@ -16,6 +16,8 @@ DOCUMENTS = 4
 RETRY = RetrySpec(initial_delay_sec=0.1, backoff_multiplier=1.5, max_delay_sec=1.0)
 #: Of an attempt; no handler of the workload ever spends more.
 MAX_COST_USD = 0.05
+#: What a few of them report instead, beyond the ceiling of a claim.
+ABSURD_USD = 500
 _SHARES = [70, 10, 2, 3, 2, 10, 3]
 _SCHEMA = {"type": "object", "required": ["task"], "properties": {"task": {"type": "string"}}}
 
@@ -47,7 +49,24 @@ class Revive:
     number: int
 
 
-Operation = Submit | Cancel | Revive
+@dataclass(frozen=True, slots=True)
+class Correct:
+    """What a task has cost, whether it waits, runs or has ended."""
+
+    number: int
+    task_id: str
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """One of the tasks with a disputed cost, whichever there is: accept, refuse, or a cost."""
+
+    number: int
+    decision: Literal["accept", "refuse"] | float
+
+
+Operation = Submit | Cancel | Revive | Correct | Decide
 
 
 def _ids(task: NewTask) -> Iterator[str]:
@@ -71,12 +90,26 @@ class Workload:
             yield self._operation(number, random.Random(f"{self.seed}/{self.client}/{number}"))
 
     def _operation(self, number: int, dice: random.Random) -> Operation:
-        kind = dice.choices(["dag", "one", "many", "batch", "cancel", "revive"], [40, 15, 15, 8, 14, 8])[0]
+        kinds = {
+            "dag": 40,
+            "one": 15,
+            "many": 15,
+            "batch": 8,
+            "cancel": 14,
+            "revive": 8,
+            "correct": 12,
+            "decide": 8,
+        }
+        kind = dice.choices(list(kinds), list(kinds.values()))[0]
         if kind == "cancel" and self._known:
             # Mostly something recent, which may well be at work.
             return Cancel(number, dice.choice(self._known[-30:]))
         if kind == "revive":
             return Revive(number)
+        if kind == "correct" and self._known:
+            return Correct(number, dice.choice(self._known[-30:]), dice.choice([0, 0.004, 0.02]))
+        if kind == "decide":
+            return Decide(number, dice.choice(["accept", "refuse", "refuse", 0.01, 0.01]))
         submit = self._submit(kind, number, dice)
         self._known += submit.ids
         return submit
@@ -121,8 +154,10 @@ def _task(
     if not plain:
         kind = _add_trouble(plan, dice)
         fields |= _extras(plan, dice)
-    # What costs has a limit: then no agent and no DAG ever spends more than it may.
-    if plan["cost"] or dice.random() < 0.3:
+    if not plain and not plan["cost"] and dice.random() < 0.08:
+        plan["exaggerates"] = True
+    # What costs has a limit: then no agent and no DAG ever spends more than it may, but for what is absurd.
+    elif plan["cost"] or dice.random() < 0.3:
         fields["max_cost_usd"] = MAX_COST_USD
     spec: dict[str, Any] = {"plan": plan}
     if depends_on and dice.random() < 0.5:

@@ -32,8 +32,8 @@ class JudgeServer:
 
 
 @contextmanager
-def judge_server() -> Iterator[JudgeServer]:
-    judge = JudgeServer()
+def judge_server(chosen: JudgeServer | None = None) -> Iterator[JudgeServer]:
+    judge = chosen or JudgeServer()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lineshaft.checks.command import _GUARDIANS, Command, CommandCheck, read_commands
+from lineshaft.checks.command import _GUARDIANS, CheckCommand, CommandCheck, read_commands
 from lineshaft.checks.verdict import NoVerdict, Verdict
 from lineshaft.errors import SettingsError
 from tests.checks.candidate import candidate
@@ -19,7 +19,7 @@ from tests.processes import gone
 async def run(
     *program: str, directory: Path | None = None, limit: float = 60.0, spec: Any = None, data: Any = None
 ) -> Verdict:
-    check = CommandCheck({"mine": Command((sys.executable, "-c", *program), limit, directory)})
+    check = CommandCheck({"mine": CheckCommand((sys.executable, "-c", *program), limit, directory)})
     return await check.check({"command": "mine"}, candidate(data, spec=spec))
 
 
@@ -65,7 +65,7 @@ async def test_it_receives_only_the_allowed_part_of_the_environment(monkeypatch:
     for name in ("LINESHAFT_DATABASE_URL", "OPENAI_API_KEY", "LC_TIME", "PASSED"):
         monkeypatch.setenv(name, "x")
     program = "import os, sys; sys.exit(' '.join(sorted(n for n in os.environ if os.environ[n] == 'x')))"
-    check = CommandCheck({"mine": Command((sys.executable, "-c", program), pass_env=("PASSED",))})
+    check = CommandCheck({"mine": CheckCommand((sys.executable, "-c", program), pass_env=("PASSED",))})
 
     verdict = await check.check({"command": "mine"}, candidate(None))
 
@@ -168,7 +168,7 @@ async def test_a_task_names_a_directory_within_the_operators(tmp_path: Path) -> 
     assert (await run(look, directory=tmp_path, spec={"working_directory": "job/src"})).passed
 
     assert (tmp_path / "job" / "src" / "here").exists()
-    check = CommandCheck({"mine": Command((sys.executable, "-c", look), 60, tmp_path)})
+    check = CommandCheck({"mine": CheckCommand((sys.executable, "-c", look), 60, tmp_path)})
     named = {"command": "mine", "working_directory": str(tmp_path / "job")}
     assert (await check.check(named, candidate())).passed
     assert (tmp_path / "job" / "here").exists()
@@ -206,14 +206,14 @@ async def test_no_directory_outside_is_used(tmp_path: Path, wanted: Any) -> None
 )
 def test_only_commands_that_the_operator_allows(schema: Any, said: str) -> None:
     """R-096; hostile input: rejected at submission."""
-    assert said in (CommandCheck({"tests": Command(("true",))}).fault(schema) or "")
+    assert said in (CommandCheck({"tests": CheckCommand(("true",))}).fault(schema) or "")
 
 
 async def test_an_unknown_command_gives_no_verdict() -> None:
     """The list may have changed, or may differ on this node: no attempt fails for it."""
     with pytest.raises(NoVerdict, match="not allowed on this node"):
         await CommandCheck({}).check({"command": "tests"}, candidate())
-    missing = CommandCheck({"tests": Command(("/nowhere/to/be/found",))})
+    missing = CommandCheck({"tests": CheckCommand(("/nowhere/to/be/found",))})
     with pytest.raises(NoVerdict, match="can't be started"):
         await missing.check({"command": "tests"}, candidate())
 
@@ -228,8 +228,8 @@ def test_the_operators_file(tmp_path: Path) -> None:
     )
 
     assert read_commands(path) == {
-        "tests": Command(("make", "test"), 2.5, Path("/srv/jobs")),
-        "lint": Command(("ruff",), 300.0, None),
+        "tests": CheckCommand(("make", "test"), 2.5, Path("/srv/jobs")),
+        "lint": CheckCommand(("ruff",), 300.0, None),
     }
     path.write_text("")
     assert read_commands(path) == {}
@@ -269,5 +269,5 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_names_are_shown_sorted() -> None:
     names: Sequence[str] = ("b", "a")
-    check = CommandCheck({name: Command(("true",)) for name in names})
+    check = CommandCheck({name: CheckCommand(("true",)) for name in names})
     assert "COMMANDS: a, b" in (check.fault({"command": "c"}) or "")

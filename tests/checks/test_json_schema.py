@@ -171,6 +171,7 @@ def test_patterns_with_exponential_backtracking() -> None:
     assert json_schema.fault({"pattern": "(a{1000}){1000}"}) is not None
 
 
+@pytest.mark.slow("allocates until a limit")
 def test_a_description_that_takes_too_much_memory_is_left_out() -> None:
     """The verdict is known: it doesn't match."""
     array = {"type": "array", "items": {"$ref": "#"}}

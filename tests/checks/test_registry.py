@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lineshaft.checks.command import Command
+from lineshaft.checks.command import CheckCommand
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError
@@ -27,7 +27,7 @@ async def asks_elsewhere(schema: Any, candidate: CandidateOutput) -> bool:
 
 def test_faults_name_their_place() -> None:
     """R-095: a single gate by field name, several gates by their number."""
-    checks = Checks(commands={"tests": Command(("true",))})
+    checks = Checks(commands={"tests": CheckCommand(("true",))})
 
     assert checks.faults([Gate("json-schema", {"type": "object"}), Gate("human"), Gate("regex", "a")]) == []
     assert checks.faults([Gate("test-pass", {"command": "tests"})]) == []

@@ -47,6 +47,7 @@ def script(directory: Path, text: str) -> None:
     path.chmod(0o700)
 
 
+@pytest.mark.slow("starts an agent")
 async def test_an_ordinary_script_works_until_all_is_done(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
     script(tmp_path, 'echo "looking at $LINESHAFT_TASK_SPEC_FILE" >&2; echo "{\\"size\\": $(wc -c)}"')
     first, second = await shaft.submit_many(
@@ -68,6 +69,7 @@ async def test_an_ordinary_script_works_until_all_is_done(shaft: Lineshaft, dsn:
     assert (agent.heartbeat_interval_sec, agent.status) == (7, "offline")
 
 
+@pytest.mark.slow("starts several processes")
 async def test_a_saved_token_that_commands_can_read_is_warned_about(dsn: str, tmp_path: Path) -> None:
     agent = (dsn, tmp_path, "--exec", "true", "--type", "t", "--until-idle", "--quiet")
     assert "token" not in (await run(*agent))[1]
@@ -80,6 +82,7 @@ async def test_a_saved_token_that_commands_can_read_is_warned_about(dsn: str, tm
     assert "--run-as USER" in errors
 
 
+@pytest.mark.slow("starts several processes")
 async def test_a_shell_only_when_it_is_asked_for(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
     line = 'echo "$LINESHAFT_TASK_SPEC_X" | tr a-z A-Z'
     submitted = await shaft.submit(NewTask("t", spec={"x": "a; b"}))
@@ -91,6 +94,7 @@ async def test_a_shell_only_when_it_is_asked_for(shaft: Lineshaft, dsn: str, tmp
     assert (await shaft.get(submitted)).result == "$LINESHAFT_TASK_SPEC_X | tr a-z A-Z"
 
 
+@pytest.mark.slow("starts several processes")
 async def test_the_command_does_not_get_the_url_of_the_database(
     shaft: Lineshaft, dsn: str, tmp_path: Path
 ) -> None:
@@ -104,6 +108,7 @@ async def test_the_command_does_not_get_the_url_of_the_database(
     assert (await shaft.get(submitted)).result == f"[{dsn}]"
 
 
+@pytest.mark.slow("starts an agent")
 async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Path) -> None:
     """R-081. The command doesn't get the signal: it has its own session."""
     go, there = tmp_path / "go", tmp_path / "there"
@@ -123,6 +128,7 @@ async def test_a_signal_lets_it_finish(shaft: Lineshaft, dsn: str, tmp_path: Pat
     assert (await shaft.get(submitted)).result == "finished"
 
 
+@pytest.mark.slow("starts a process for each mistake")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -144,6 +150,7 @@ async def test_called_wrongly(
     assert (found, message in errors, "Traceback" in errors) == (code, True, False), errors
 
 
+@pytest.mark.slow("starts several processes")
 async def test_registered_elsewhere_it_ends_with_a_message(
     shaft: Lineshaft, dsn: str, tmp_path: Path
 ) -> None:
@@ -158,6 +165,7 @@ async def test_registered_elsewhere_it_ends_with_a_message(
     assert "Instance 'only' of agent 'same' was registered again" in errors.decode()
 
 
+@pytest.mark.slow("starts several processes")
 async def test_replicas_of_one_id_and_a_name_that_is_used_again(
     shaft: Lineshaft, dsn: str, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def fresh_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow("starts an agent")
 async def test_several_agents_of_a_module_in_one_process(shaft: Lineshaft, folder: Path) -> None:
     """As `python -m lineshaft`, with a package below the current folder too."""
     (folder / "package").mkdir()

@@ -83,6 +83,7 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     assert [size(n) for n in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
 
 
+@pytest.mark.slow("starts several processes")
 def test_a_large_output_is_printed_where_it_is_asked_for(cli: Cli, url: list[str]) -> None:
     text = "x" * (2 << 20)
     task = cli("submit", "make", "--json", *url).json["id"]

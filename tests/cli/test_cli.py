@@ -72,6 +72,7 @@ def test_a_configured_database_is_used_instead(run: Run, dsn: str, tmp_path: Pat
     assert json.loads(run("migrate", "up", "--json", LINESHAFT_DATABASE_URL=dsn).stdout) == {"applied": []}
 
 
+@pytest.mark.slow("starts several processes")
 def test_doctor_and_verify_report_problems(run: Run, empty_dsn: str) -> None:
     doctor = run("doctor", LINESHAFT_DATABASE_URL=empty_dsn)
     assert doctor.returncode == 1
@@ -90,6 +91,7 @@ def test_doctor_and_verify_report_problems(run: Run, empty_dsn: str) -> None:
     assert "+    mine text" in json.loads(drifted.stdout)["drift"]
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.parametrize("command", [("doctor",), ("migrate", "up")])
 def test_a_database_that_is_away_is_a_message_not_a_traceback(run: Run, command: tuple[str, ...]) -> None:
     result = run(*command, LINESHAFT_DATABASE_URL="postgresql://me:hunter2@127.0.0.1:1/x")
@@ -101,6 +103,7 @@ def test_a_database_that_is_away_is_a_message_not_a_traceback(run: Run, command:
     assert "hunter2" not in text
 
 
+@pytest.mark.slow("starts processes")
 def test_bad_settings_are_a_message_not_a_traceback(run: Run) -> None:
     result = run("migrate", "up", LINESHAFT_PORT="x", LINESHAFT_PROT="1")
 
@@ -113,6 +116,7 @@ def test_bad_settings_are_a_message_not_a_traceback(run: Run) -> None:
     assert "LINESHAFT_PORT" in json.loads(doctor.stdout)["problems"][0]
 
 
+@pytest.mark.slow("starts several processes")
 def test_calling_it_wrongly_is_exit_code_2(run: Run) -> None:
     assert run().returncode == 2
     assert "COMMAND" in run().stderr
@@ -160,6 +164,7 @@ def test_the_server_stops_after_a_command(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / ".lineshaft/postgres/PG_VERSION").exists()
 
 
+@pytest.mark.slow("starts several processes")
 def test_an_empty_database_is_one_line(run: Run, empty_dsn: str) -> None:
     for command in (
         ("submit", "research"),
@@ -171,11 +176,29 @@ def test_an_empty_database_is_one_line(run: Run, empty_dsn: str) -> None:
         assert re.fullmatch(r"lineshaft: .*Run 'lineshaft migrate up'.*\n", result.stderr), result.stderr
 
 
-def test_a_newer_schema_is_refused(run: Run, dsn: str) -> None:
+@pytest.mark.slow("starts several processes")
+def test_a_newer_schema_is_used_and_not_judged(run: Run, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO lineshaft.migration (version, name, checksum, applied_at) "
             "VALUES (99, 'later', '', now())"
+        )
+
+    for command in (("submit", "research"), ("migrate", "up"), ("migrate", "status"), ("doctor",)):
+        result = run(*command, LINESHAFT_DATABASE_URL=dsn)
+        assert result.returncode == 0, result.stdout + result.stderr
+    verified = run("migrate", "verify", LINESHAFT_DATABASE_URL=dsn)
+    assert verified.returncode == 1
+    assert "0099 later is unknown" in verified.stdout
+    assert "Run 'lineshaft migrate verify' of that version" in verified.stdout
+
+
+@pytest.mark.slow("starts processes")
+def test_a_schema_that_breaks_this_version_is_refused(run: Run, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO lineshaft.migration (version, name, checksum, applied_at, breaks_older) "
+            "VALUES (99, 'later', '', now(), true)"
         )
 
         result = run("submit", "research", LINESHAFT_DATABASE_URL=dsn)
@@ -191,6 +214,7 @@ def test_a_newer_schema_is_refused(run: Run, dsn: str) -> None:
         assert "migrate up" not in result.stdout, "it would be refused"
 
 
+@pytest.mark.slow("measures several processes")
 def test_a_list_takes_less_than_half_a_second_of_cpu(dsn: str, tmp_path: Path) -> None:
     """Compared with starting Python, so that it holds on slow and busy machines too."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -211,6 +235,7 @@ def test_a_list_takes_less_than_half_a_second_of_cpu(dsn: str, tmp_path: Path) -
     assert listing < max(0.5, 4 * bare), f"{listing:.2f} s of CPU; Python with the driver alone: {bare:.2f} s"
 
 
+@pytest.mark.slow("starts processes")
 def test_a_list_imports_no_server(dsn: str) -> None:
     code = "import sys; from lineshaft.cli.main import main; main(['task', 'list']); print(*sys.modules)"
     loaded = subprocess.run(
@@ -234,6 +259,7 @@ def test_a_list_imports_no_server(dsn: str) -> None:
     assert heavy & set(loaded) == set()
 
 
+@pytest.mark.slow("starts several processes")
 def test_commands_that_read_dont_create_a_database(run: Run, tmp_path: Path) -> None:
     for command in (
         ("task", "list"),
@@ -252,6 +278,7 @@ def test_commands_that_read_dont_create_a_database(run: Run, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("starts processes")
 def test_doctor_where_nothing_can_be_created(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
@@ -277,6 +304,7 @@ def test_doctor_in_a_folder_that_cant_be_written_to(tmp_path: Path) -> None:
     assert "LINESHAFT_HOME" in fault
 
 
+@pytest.mark.slow("starts several processes")
 def test_doctor_reads_every_configured_file(run: Run, dsn: str, tmp_path: Path) -> None:
     files = {
         "LINESHAFT_CIRCUIT_BREAKERS": "defaults: {failure_threshold: none}",
@@ -299,6 +327,7 @@ def test_doctor_reads_every_configured_file(run: Run, dsn: str, tmp_path: Path) 
     assert run("doctor", LINESHAFT_DATABASE_URL=dsn, LINESHAFT_VALIDATION_COMMANDS=str(valid)).returncode == 0
 
 
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     "command",
     [

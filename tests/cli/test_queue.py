@@ -1,9 +1,11 @@
 """The commands that talk to the queue, each as a person and as a program would call it."""
 
 import asyncio
+import getpass
 import json
 import os
 import stat
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from lineshaft.cli.main import COMMANDS, parser
 from lineshaft.client.account import account
 from lineshaft.engine.engine import Engine
 from lineshaft.types import NewAgent
-from lineshaft.types.work import ClaimRef, Completion, Failure
+from lineshaft.types.work import ClaimRef, Completion, Failure, Spent
 from tests.cli.conftest import Cli
 from tests.http_server import ServerThread
 
@@ -30,7 +32,7 @@ tasks:
 """
 
 
-def work(dsn: str, *, error: str | None = None, category: str | None = None) -> str:
+def work(dsn: str, *, error: str | None = None, category: str | None = None, spent: str | None = None) -> str:
     """An agent does, or fails at, what is next."""
 
     async def once() -> str:
@@ -38,8 +40,9 @@ def work(dsn: str, *, error: str | None = None, category: str | None = None) -> 
             agent = await engine.fleet.register(NewAgent(id="worker", capabilities=("human",), version="2.1"))
             (task,) = (await engine.claims.claim(agent.id, agent.incarnation, start=True)).tasks
             claim = ClaimRef(task.id, task.epoch)
+            used = Spent(None if spent is None else Decimal(spent))
             if error is None:
-                await engine.work.complete([Completion(claim, b'{"answer": 42}')])
+                await engine.work.complete([Completion(claim, b'{"answer": 42}', spent=used)])
             else:
                 await engine.work.fail([Failure(claim, error, category)])
             return task.id
@@ -199,6 +202,39 @@ def test_cancel_retry_and_change(cli: Cli) -> None:
     assert cli("task", "retry", task, "--json").json["status"] == "READY"
 
 
+def test_what_is_submitted_has_its_creator(cli: Cli, tmp_path: Path) -> None:
+    """The account, unless another one is given: of tasks, lists of tasks and DAGs."""
+    account = f"human:{getpass.getuser()}"
+    assert cli("submit", "x", "--json").json["created_by"] == account
+    assert cli("submit", "x", "--created-by", "human:ann", "--json").json["created_by"] == "human:ann"
+    written = tmp_path / "work.json"
+    written.write_text('[{"type": "y"}, {"type": "z", "created_by": "cron:nightly"}]')
+    cli("submit", "--file", str(written))
+    listed = {task["type"]: task["created_by"] for task in cli("task", "list", "--json").json}
+    assert (listed["y"], listed["z"]) == (account, "cron:nightly")
+    written.write_text('{"title": "a DAG", "tasks": [{"key": "a", "type": "a"}]}')
+    made = cli("submit", "--file", str(written), "--json").json
+    assert made["dag"]["created_by"] == account
+    assert cli("task", "show", made["tasks"]["a"], "--json").json["created_by"] == account
+
+
+def test_a_completed_task_is_run_again(cli: Cli, dsn: str) -> None:
+    task = cli("submit", "x", "--json").json["id"]
+    below = cli("submit", "y", "--depends-on", task, "--json").json["id"]
+    work(dsn)
+    refused = cli("task", "retry", task)
+    assert (refused.code, f"lineshaft task rerun {task}" in refused.err) == (1, True)
+    work(dsn)
+    again = cli("task", "rerun", task, "--downstream", "--reason", "fixed", "--json").json
+    assert (again["status"], again["attempts"]) == ("READY", 0)
+    assert cli("task", "show", below, "--json").json["status"] == "PENDING"
+    assert "fixed" in cli("task", "show", task).out
+    work(dsn)
+    work(dsn)
+    said = cli("task", "rerun", task, "--keep-steps", "--cancel-running").out
+    assert ("READY" in said, cli("task", "show", below, "--json").json["status"]) == (True, "COMPLETED")
+
+
 def test_dead_letters_are_shown_and_resolved(cli: Cli, dsn: str) -> None:
     assert cli("dlq", "list").out == "No dead letters in the database of LINESHAFT_DATABASE_URL.\n"
     cli("submit", "x")
@@ -290,6 +326,32 @@ def test_what_is_done_by_hand_names_the_account_and_the_reason(
     assert f"held by {account()} reason not needed\n" in cli("events", "--kind", "task.cancelled").out
 
 
+def test_a_disputed_cost_is_shown_and_decided(cli: Cli, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", dsn)
+    first = cli("submit", "dear", "--json").json["id"]
+    work(dsn, spent="1000000")
+    assert "Disputed   999990 USD, not counted" in cli("task", "show", first).out
+    costs = cli("costs")
+    assert "999990 USD, not counted" in costs.out
+    assert "lineshaft costs accept TASK" in costs.out + costs.err
+    doctor = cli("doctor")
+    assert doctor.code == 1
+    assert "The cost of 1 task is disputed" in doctor.out
+
+    done = cli("costs", "correct", first, "--to", "0.31", "--reason", "cents", "--json").json
+    assert (done["cost_usd"], done["disputed_usd"]) == (0.31, 0)
+    assert "cost.corrected" in cli("task", "show", first).out
+    assert cli("costs", "--json").json["disputed"] == []
+    assert cli("doctor").code == 0
+    for decision, cost in (("accept", "30"), ("refuse", "10")):
+        task = cli("submit", "dear", "--json").json["id"]
+        work(dsn, spent="30")
+        assert f"{cost} USD" in cli("costs", decision, task, "--reason", "as billed").out
+    assert cli("costs", "correct", first, "--to", "much", "--reason", "x").code == 2
+    assert cli("costs", "correct", first, "--to", "-1", "--reason", "x").code != 0
+    assert cli("costs", "correct", first, "--to", "1").code == 2
+
+
 def test_events_in_order_and_stats(cli: Cli, dsn: str) -> None:
     task = cli("submit", "x", "--json").json["id"]
     work(dsn)
@@ -333,7 +395,7 @@ def test_tokens(cli: Cli) -> None:
     assert set(made) == {"id", "name", "scope", "token"}
     assert made["id"] in cli("token", "list").out
     assert made["token"] not in cli("token", "list").out
-    assert cli("token", "revoke", "ci", "--json").json == {"revoked": [made["id"]]}
+    assert cli("token", "revoke", "ci", "--json").json["revoked"] == [made["id"]]
     assert cli("token", "revoke", "ci").code == 1
 
 
@@ -432,6 +494,37 @@ def test_tasks_by_filter(cli: Cli) -> None:
     assert set(rehearsed["ids"]) == set(cancelled["ids"]) == ids
     assert set(retried.splitlines()[:-1]) == ids
     assert retried.splitlines()[-1] == "Retried: 2 tasks."
+
+
+def test_limits_by_hand_and_from_the_settings_of_servers(
+    cli: Cli, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command sets a limit from its own settings only where there is none; `doctor` changes nothing."""
+    monkeypatch.setenv("LINESHAFT_DAILY_BUDGET_USD", "9")
+    assert cli("doctor", "--json").json["limits_by_hand"] == []
+    assert connection.execute("SELECT daily_budget_usd FROM lineshaft.limits").fetchone() == (None,)
+    by_hand = cli("limits", "set", "--daily-budget", "1", "--json").json
+    assert (by_hand["daily_budget_usd"], by_hand["by_hand"]) == (1, ["daily_budget_usd"])
+    for name, budget in (("a:1", "50"), ("b:2", "40")):
+        connection.execute(
+            "INSERT INTO lineshaft.server (id, name, version, limits, started_at, seen_at) VALUES"
+            " (%s, %s, '1.0', jsonb_build_object('daily_budget_usd', %s::text), clock_timestamp(), now())",
+            [name, name, budget],
+        )
+    differs = "LINESHAFT_DAILY_BUDGET_USD differs: b:2 says 40, a:1 says 50."
+    assert f"{differs} daily_budget_usd was set by hand, which counts." in " ".join(cli("limits").out.split())
+    doctor = cli("doctor", "--json")
+    assert (doctor.code, doctor.json["limits_by_hand"]) == (1, ["daily_budget_usd"])
+    assert any(problem.startswith(differs) for problem in doctor.json["problems"])
+
+    back = cli("limits", "set", "--from-settings", "daily_budget_usd", "--from-settings", "velocity_usd")
+    assert "Daily budget  40 USD" in back.out
+    assert "Set by hand" not in back.out
+    assert "No running server has a setting for velocity_usd" in back.err
+    assert cli("limits", "set", "--from-settings", "everything").code == 2
+    cli("limits", "set", "--daily-budget", "0.1")
+    connection.execute("INSERT INTO lineshaft.spend VALUES ((now() AT TIME ZONE 'UTC')::date, 0.4)")
+    assert "0.4 USD spent, 0 reserved, over by 0.3 USD, of 0.1 USD" in cli("limits").out
 
 
 def test_the_limits_of_a_task(cli: Cli) -> None:

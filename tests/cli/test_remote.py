@@ -142,6 +142,7 @@ def show_event(
     )
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_unwritable_output_is_a_message() -> None:
     with answering(page(1), page(1)) as server:
@@ -154,6 +155,7 @@ def test_unwritable_output_is_a_message() -> None:
     assert (closed.returncode, closed.stderr) == (0, b"")
 
 
+@pytest.mark.slow("starts processes")
 def test_characters_that_the_output_lacks_are_escaped() -> None:
     with answering(page(1), page(1)) as server:
         shown = show_event(server.url, PYTHONIOENCODING="latin-1")

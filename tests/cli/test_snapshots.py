@@ -92,6 +92,8 @@ READING: dict[str, list[Sequence[str]]] = {
         ("locks", "list"),
         ("slowdowns", "list"),
         ("limits",),
+        ("types", "list"),
+        ("types", "show", "write"),
         ("token", "list"),
     ],
     "events": [
@@ -117,6 +119,9 @@ CHANGING: list[Sequence[str]] = [
     ("task", "change", S(COLLECT), "--priority", "3", "--no-tags"),
     ("task", "cancel", S(SCHEDULED)),
     ("task", "retry", S(RETRYING)),
+    ("costs", "correct", S(DONE), "--to", "0.02", "--reason", "cents"),
+    ("costs", "accept", S(DONE), "--reason", "as billed"),
+    ("costs", "refuse", "unknown", "--reason", "as billed"),
     ("task", "cancel-matching", "--type", "write", "--dry-run"),
     ("task", "retry-matching", "--status", "CANCELLED", "--type", "mail"),
     ("dlq", "retry", S(DEAD), "unknown", "--reviewer", "ann"),
@@ -133,6 +138,8 @@ CHANGING: list[Sequence[str]] = [
     ("pause", "mail"),
     ("resume",),
     ("limits", "set", "--daily-budget", "20"),
+    ("types", "set", "write", "--max-cost", "0.5", "--max-attempts", "2"),
+    ("types", "set", "write"),
     ("token", "create", "--name", "bot", "--scope", "agent", "--agent", "coder"),
     ("token", "revoke", "ci"),
     ("artifact", "list"),
@@ -157,6 +164,8 @@ CHANGING: list[Sequence[str]] = [
     ("sources", "resume", "weekly"),
     ("sources", "rm", "hourly"),
     ("sources", "rm", "hourly"),
+    ("task", "rerun", S(CANCELLED)),
+    ("task", "rerun", S(DONE), "--downstream"),
 ]
 SOURCES = """
 sources:
@@ -167,7 +176,7 @@ sources:
     template: {task: {type: report, title: "Week of ${event.tick}"}}
   - name: issues
     kind: webhook
-    verify: {scheme: github, secret_env: GITHUB_SECRET}
+    verify: {scheme: github, secret_env: LINESHAFT_HOOK_GITHUB}
     template: {task: {type: triage, title: "${event.issue.title}", priority: "${event.issue.number}"}}
 """
 
@@ -260,6 +269,7 @@ def without_colours(text: str) -> str:
     return re.sub(r"\033\[[\d;]*m", "", text)
 
 
+@pytest.mark.slow("calls every command")
 @pytest.mark.usefixtures("shared")
 def test_what_commands_print(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -336,6 +346,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
             yield from _commands(below, (*path, name))
 
 
+@pytest.mark.slow("shows the help of every command")
 def test_all_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert COMMANDS

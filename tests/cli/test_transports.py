@@ -45,6 +45,7 @@ def timeless(value: Any) -> Any:
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow("calls most commands")
 def test_json_is_that_of_the_http_api(cli: Cli, dsn: str, url: str) -> None:
     task = cli("submit", "x", "--spec", '{"a": [1.5, "…"]}', "--max-cost", "0.123456", "--json").json["id"]
     work(dsn, error="no access", category="auth_failure")
@@ -88,6 +89,21 @@ def test_a_task_is_submitted_and_operated_over_http(cli: Cli, dsn: str, url: str
     assert "COMPLETED" in cli("submit", "x", "--idempotency-key", "k", "--wait", "30", *flag).out
     refused = cli("task", "cancel", task, *flag)
     assert (refused.code, refused.err) == (1, cli("task", "cancel", task).err)
+
+
+@pytest.mark.parametrize("preset", ["factory", "loki", "officeplane"])
+def test_presets_are_known_over_both_transports(cli: Cli, url: str, preset: str) -> None:
+    for flags in ((), ("--url", url)):
+        task = cli("submit", "x", "--preset", preset, "--json", *flags).json
+        assert task["preset"] == preset
+
+
+def test_an_unknown_preset_is_refused_with_those_that_exist(cli: Cli, url: str) -> None:
+    refused = [cli("submit", "x", "--preset", "mine", *flags) for flags in ((), ("--url", url))]
+
+    assert [one.code for one in refused] == [2, 2]
+    for one in refused:
+        assert "preset: must be one of factory, loki, officeplane, got 'mine'" in one.err
 
 
 def test_a_short_id_is_found_over_http(cli: Cli, url: str) -> None:

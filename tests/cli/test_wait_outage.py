@@ -35,6 +35,6 @@ async def test_a_wait_outlasts_an_outage_and_says_so(dsn: str, monkeypatch: pyte
         assert "database" in note
         assert note.endswith("Still waiting.")
         proxy.restore()
-        await engine.operations.cancel(task.id, "done")
+        await engine.cancel.cancel(task.id, "done")
 
         assert await waiting == 1

@@ -28,6 +28,7 @@ NAMES = {
     "change_task": "change",
     "cancel_task": "cancel",
     "retry_task": "retry",
+    "rerun_task": "rerun",
     "which_ended": "wait",
     "change_dag": "set_dag_budget",
     "resolve_dead_letter": "resolve",

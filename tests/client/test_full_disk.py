@@ -78,7 +78,7 @@ async def test_a_task_is_retried_with_the_reason(
 
     task = await handle.task()
     assert task.status is Status.COMPLETED, task.failure_history
-    assert [failed.category for failed in task.failure_history] == ["crash", "crash"]
+    assert [failed.category for failed in task.failure_history] == ["error", "error"]
     for failed in task.failure_history:
         assert "No space left on device" in str(failed.error)
     assert len(task.output.artifacts) == 1

@@ -13,6 +13,7 @@ from lineshaft.client.handles import DagHandle, SyncTaskHandle, TaskHandle
 from lineshaft.errors import InvalidInputError, OutputTypeError, TaskCancelled, TaskFailed
 from lineshaft.model.states import Status
 from lineshaft.testing import Workbench
+from tests.client.helpers import engine_of, finish_all
 
 
 @dataclass
@@ -65,6 +66,15 @@ async def test_a_result_has_the_type_that_the_handler_returns(shaft: Lineshaft) 
     assert (await shaft.wait(handle)).id == (await shaft.get(task)).id == handle.id
 
 
+async def test_an_output_of_another_type_raises(shaft: Lineshaft) -> None:
+    """Another agent may have handed it in, or another version of the handler."""
+    handle = await shaft.submit(liar.new())
+    await finish_all(engine_of(shaft))
+
+    with pytest.raises(OutputTypeError, match="Expected `int`"):
+        await handle.result(60)
+
+
 async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
     failing, lying, crashing = await shaft.submit_many(
         [research.new(prompt="fail"), liar.new(), research.new("crash").with_options(max_attempts=1)]
@@ -88,12 +98,11 @@ async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
     assert "raise Fail(" in str(failed.value.traceback)
     with pytest.raises(TaskFailed) as crashed:
         await crashing.result(60)
-    assert (crashed.value.category, "broken. See 'lineshaft" in str(crashed.value)) == ("crash", True)
+    assert (crashed.value.category, "broken. See 'lineshaft" in str(crashed.value)) == ("error", True)
     assert 'raise RuntimeError("broken.")' in str(crashed.value.traceback)
     assert 'raise RuntimeError("broken.")' in "".join(format_exception(crashed.value)), "shown at the end"
-    with pytest.raises(OutputTypeError, match="Expected `int`, got `str`"):
+    with pytest.raises(TaskFailed, match=r"invalid_output: .* return type int: Expected `int`, got `str`"):
         await lying.result(60)
-    assert (await lying.task()).result == "not a number"
     with pytest.raises(
         TimeoutError,
         match=f"{unfinished.id} has not ended.*It is RETRYING .waiting_retry: Waits until .*used. Retry",

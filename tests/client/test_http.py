@@ -16,8 +16,9 @@ import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
 from lineshaft.checks.registry import Checks
+from lineshaft.client.features import ServerFeatures
 from lineshaft.client.http_backend import HttpBackend
-from lineshaft.client.http_work import HttpHeartbeats, encode
+from lineshaft.client.http_work import HttpHeartbeats
 from lineshaft.client.problems import exception_of
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.tokens import Tokens
@@ -29,8 +30,10 @@ from lineshaft.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from lineshaft.http_client import Address, Pool
+from lineshaft.http_client import Address, HttpPool
 from lineshaft.model.states import Status
+from lineshaft.operations import tasks
+from lineshaft.operations.wire import encode
 from lineshaft.types import Scope, protocol
 from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.work import (
@@ -267,7 +270,7 @@ async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
         await reader.read()
 
     async with answering(silent) as url:
-        pool = Pool(Address.of(url), {}, size=1)
+        pool = HttpPool(Address.of(url), {}, size=1)
         began = time.monotonic()
         with pytest.raises(UnavailableError, match=r"didn't answer GET /v1/x within 0\.2 s"):
             await pool.request("GET", "/v1/x?secret=1", within_sec=0.2, again=True)
@@ -286,9 +289,10 @@ async def test_a_kept_connection_that_was_closed_is_replaced_only_where_that_is_
         requests.append(await read_request(reader))
 
     async with answering(once) as url, Lineshaft(url) as shaft:
-        assert await shaft.backend.finished([]) == {}
+        asking = tasks.AskEnded(ids=[])
+        assert (await shaft.backend.call(tasks.which_ended, asking)).ids == {}
         assert [request.partition(b" ")[0] for request in requests] == [b"POST"] * 3
-        await shaft.backend.finished([])
+        await shaft.backend.call(tasks.which_ended, asking)
         before = len(requests)
         with pytest.raises(
             UnavailableError, match="The request may have been processed; check before retrying"
@@ -300,7 +304,7 @@ async def test_a_kept_connection_that_was_closed_is_replaced_only_where_that_is_
 async def test_what_may_be_asked_again_is_when_the_line_was_given_up(url: str) -> None:
     """A heartbeat finds out that a line is dead; calls that wait on it need not find out for themselves."""
     async with proxied_url(url) as (through, proxy):
-        pool = Pool(Address.of(through), {}, size=2)
+        pool = HttpPool(Address.of(through), {}, size=2)
         await pool.request("GET", "/healthz", within_sec=PATIENCE, again=True)
         proxy.swallow()
         calls = [
@@ -343,7 +347,7 @@ async def test_a_heartbeat_without_an_answer_ends_in_time(url: str) -> None:
             nonlocal silences
             silences += 1
 
-        heartbeats = HttpHeartbeats(Pool(Address.of(through), {}, size=1), silence)
+        heartbeats = HttpHeartbeats(HttpPool(Address.of(through), {}, size=1), ServerFeatures(), silence)
         answers = await heartbeats.beat([Presence("a", 1)], [], answer_within_sec=PATIENCE)
         assert answers.agents == {}
         proxy.swallow()
@@ -393,7 +397,7 @@ async def test_an_output_too_large_for_the_server_fails_its_attempt(
 def test_no_field_of_an_outcome_is_left_out() -> None:
     """A field that is added to one of them must be added to the body, too."""
     claim, spent = ClaimRef("task_1", 7, "token"), Spent(Decimal("0.100000"), 1, 2)
-    completion = Completion(claim, b"1", b"[2]", b'{"why":"3"}', spent, "page")
+    completion = Completion(claim, b"1", b"[2]", b'{"why":"3"}', spent, "markdown")
     failure = Failure(claim, "it broke", "timeout", 1.5, spent, "Traceback")
     release = Release(claim, 2.5, spent)
     cancellation = Cancellation(claim, "enough", cascade=False, spent=spent)

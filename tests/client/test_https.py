@@ -84,6 +84,7 @@ async def test_the_command_line(dsn: str, server_thread: ServerThread, authority
     assert json.loads(shown)["status"] == Status.READY
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.parametrize(
     ("names", "is_known", "said"),
     [

@@ -116,7 +116,7 @@ async def test_waiting_for_more_tasks_than_one_request_may_name(shaft: Lineshaft
     first, last = await shaft.submit_many([NewTask("sum"), NewTask("sum")])
     others = [f"task_nope{n}" for n in range(10_000)]
 
-    found = await shaft.backend.finished([first.id, *others, last.id])
+    found = await shaft._watch._states([first.id, *others, last.id])
 
     assert found == {first.id: "open", last.id: "open"} | dict.fromkeys(others, "unknown")
 
@@ -187,9 +187,12 @@ async def test_a_database_that_is_not_migrated_is_refused_with_the_command(empty
             pass
 
 
-async def test_a_newer_schema_is_refused(dsn: str, connection: psycopg.Connection) -> None:
+async def test_a_newer_schema_that_breaks_this_version_is_refused(
+    dsn: str, connection: psycopg.Connection
+) -> None:
     connection.execute(
-        "INSERT INTO lineshaft.migration (version, name, checksum, applied_at) VALUES (99, 'x', 'y', now())"
+        "INSERT INTO lineshaft.migration (version, name, checksum, applied_at, breaks_older) "
+        "VALUES (99, 'x', 'y', now(), true)"
     )
 
     with pytest.raises(DatabaseError, match=r"migration 0099.*Upgrade Lineshaft"):
@@ -197,6 +200,7 @@ async def test_a_newer_schema_is_refused(dsn: str, connection: psycopg.Connectio
             pass
 
 
+@pytest.mark.slow("starts a database server")
 async def test_the_embedded_database_starts_automatically(tmp_path: Path) -> None:
     async with Lineshaft(settings=Settings(home=tmp_path / "home")) as shaft:
         submitted = await shaft.submit(NewTask("sum"))

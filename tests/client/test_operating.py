@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
+from lineshaft import Agent, Lineshaft, NewTask, RetrySpec, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
-from lineshaft.errors import AlreadyReviewedError, InvalidInputError, NotFoundError
+from lineshaft.errors import (
+    AlreadyReviewedError,
+    DependentsRunningError,
+    InvalidInputError,
+    InvalidTransitionError,
+    NotFoundError,
+)
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
+from lineshaft.types import NewAgent
 from tests.client.helpers import engine_of, finish_all, kill_one
+from tests.world import Actions
 
 
 async def dead(shaft: Lineshaft, **fields: object) -> str:
@@ -268,3 +276,101 @@ async def test_the_actor_is_for_a_database() -> None:
     assert isinstance(Lineshaft("postgresql://somewhere/db", actor="ann").backend, DatabaseBackend)
     with pytest.raises(InvalidInputError, match="actor: can't be used with the URL of a server"):
         Lineshaft("http://127.0.0.1:1", actor="ann")
+
+
+async def test_defaults_of_a_type(shaft: Lineshaft) -> None:
+    """Declared by an agent, seen by everybody, and decided by a person."""
+    agent = Agent("payer", version="1")
+
+    @agent.task(
+        "pay", max_cost_usd=0.2, max_attempts=2, retry=RetrySpec(retry_on=("timeout",)), max_duration_sec=9
+    )
+    async def pay(amount: float) -> bool:
+        """Pays."""
+        return amount > 0
+
+    waiting = await shaft.submit(NewTask("pay", spec={"amount": 1}))
+    await agent.run(shaft, until_idle=True, handle_signals=False)
+    assert (await waiting.result(timeout=60)) is True
+
+    info = await shaft.get_type("pay")
+    assert (info.defaults.max_cost_usd, info.defaults.max_attempts) == (Decimal("0.2"), 2)
+    assert info.defaults.retry == {"retry_on": ["timeout"]}
+    assert info.defaults.description == "Pays."
+    assert info.defaults.parameters_schema is not None
+    assert "amount" in str(info.defaults.parameters_schema)
+    assert info.defaults.result_schema == {"type": "boolean"}
+    assert set(info.origins.values()) == {"agent:payer"}
+    assert (await shaft.types()).items == [info]
+    after = await shaft.get(await shaft.submit(NewTask("pay", spec={"amount": 1})))
+    before = await shaft.get(waiting)
+    for task in (before, after):
+        assert (task.max_cost_usd, task.max_attempts, task.max_duration_sec) == (Decimal("0.2"), 2, 9.0)
+        assert task.retry.retry_on == ("timeout",)
+
+    info = await shaft.set_type("pay", max_cost_usd=3, max_duration_sec=timedelta(minutes=1), reason="a test")
+    assert (info.defaults.max_cost_usd, info.defaults.max_duration_sec) == (Decimal(3), 60.0)
+    assert info.origins["max_cost_usd"] == "hand"
+    assert (await shaft.get(after)).max_cost_usd == 3
+    assert (await shaft.set_type("pay", max_cost_usd=None)).origins["max_cost_usd"] == "agent:payer"
+    with pytest.raises(NotFoundError, match="no task type 'none'"):
+        await shaft.get_type("none")
+    with pytest.raises(InvalidInputError, match="max_attempts"):
+        await shaft.set_type("pay", max_attempts=0)
+
+
+async def test_a_cost_is_corrected_and_a_dispute_decided(shaft: Lineshaft) -> None:
+    engine = engine_of(shaft)
+    actions = Actions(engine)
+    agent = await actions.agent("worker")
+    task = await shaft.submit(NewTask("sum"))
+    await actions.complete(await actions.take(agent), spent="1000000")
+
+    before = await shaft.get(task)
+    assert (before.cost_usd, before.disputed_usd) == (Decimal(10), Decimal(999_990))
+    costs = await shaft.costs()
+    assert [(one.id, one.disputed_usd) for one in costs.disputed] == [(task.id, Decimal(999_990))]
+    assert (costs.disputed_usd, (await shaft.attention()).disputed_tasks) == (Decimal(999_990), 1)
+
+    corrected = await shaft.correct_cost(task, 0.31, reason="cents, not dollars")
+    assert (corrected.cost_usd, corrected.disputed_usd) == (Decimal("0.31"), Decimal(0))
+    assert (await shaft.correct_cost(task, disputed="accept", reason="again")).cost_usd == Decimal("0.31")
+    assert (await shaft.costs()).disputed == []
+    assert (await shaft.get_agent("worker")).spent_usd == Decimal("0.31")
+
+    for amount, disputed, reason in (
+        (-1, None, "negative"),
+        (1_000_001, None, "huge"),
+        (None, None, "nothing"),
+        (1, "accept", "both"),
+        (1, None, ""),
+    ):
+        with pytest.raises(InvalidInputError):
+            await shaft.correct_cost(task, amount, disputed=disputed, reason=reason)  # type: ignore[arg-type]  # of the table above
+    with pytest.raises(NotFoundError):
+        await shaft.correct_cost("task_unknown", 1, reason="no such task")
+
+
+async def test_a_completed_task_is_run_again(shaft: Lineshaft) -> None:
+    """With what depends on it; its completed attempt is kept."""
+    first = await shaft.submit(NewTask("a"))
+    second = await shaft.submit(NewTask("b", depends_on=[first.id]))
+    await finish_all(engine_of(shaft))
+
+    again = await shaft.rerun(first, downstream=True, reason="fixed")
+
+    assert (again.status, (await shaft.get(second)).status) == (Status.READY, Status.PENDING)
+    (attempt,) = await shaft.attempts(first)
+    assert attempt.outcome == "completed"
+    engine = engine_of(shaft)
+    await finish_all(engine)
+    third = await shaft.submit(NewTask("c", depends_on=[second.id]))
+    await engine.fleet.register(NewAgent(id="holder"))
+    await engine.claims.claim("holder", 1, start=True)
+    with pytest.raises(DependentsRunningError, match=third.id) as refused:
+        await shaft.rerun(second)
+    assert refused.value.code == "dependents_running"
+    await shaft.rerun(second, cancel_running=True, forget_steps=False)
+    assert (await shaft.get(third)).status is Status.PENDING
+    with pytest.raises(InvalidTransitionError):
+        await shaft.rerun(second)

@@ -8,11 +8,16 @@ import pytest
 from lineshaft import NewTask
 from lineshaft.client.backend import WorkWaiter
 from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.operations import agents
 from lineshaft.settings import Settings
-from lineshaft.types import AgentInfo, NewAgent
+from lineshaft.types import AgentInfo, NewAgent, RegisteredAgent
 from lineshaft.types.work import ClaimRef, Failure
 
 TYPES = ["code"]
+
+
+async def register(backend: DatabaseBackend, agent: NewAgent) -> RegisteredAgent:
+    return await backend.call(agents.register_agent, agents.RegisterAgent(agent=agent))
 
 
 @pytest.mark.parametrize(
@@ -27,8 +32,8 @@ async def test_a_wake_up_is_passed_on_by_an_agent_that_cant_use_it(
     await backend.open()
     try:
         await backend.submit([NewTask("code", max_cost_usd=1)], connection=None)
-        constrained = await backend.register(NewAgent(id="constrained", types=("code",), **constraint))
-        able = await backend.register(NewAgent(id="able", types=("code",), models_available=("m2",)))
+        constrained = await register(backend, NewAgent(id="constrained", types=("code",), **constraint))
+        able = await register(backend, NewAgent(id="able", types=("code",), models_available=("m2",)))
         (held,) = await backend.claim(constrained.id, constrained.incarnation, limit=1, types=TYPES)
         if "models_available" in constraint:
             claim = ClaimRef(held.task.id, held.task.epoch)

@@ -9,13 +9,11 @@ from lineshaft import (
     Agent,
     Lineshaft,
     NewSource,
-    Source,
-    SourceFields,
     SourceKind,
     SyncLineshaft,
-    Verification,
 )
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, InvalidTransitionError, NotFoundError
+from lineshaft.types import Source, SourceFields, Verification
 from tests.client.helpers import engine_of
 
 WEEKLY = NewSource(
@@ -50,7 +48,7 @@ async def test_sources(shaft: Lineshaft) -> None:
     hook = NewSource(
         name="hook",
         kind=SourceKind.WEBHOOK,
-        verify=Verification(scheme="github", secret_env="HOOK_SECRET"),
+        verify=Verification(scheme="github", secret_env="LINESHAFT_HOOK_SECRET"),
         template={"goal": "${event.x}"},
     )
     await shaft.sources.put(hook)

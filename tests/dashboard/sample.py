@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lineshaft import Agent, Fail, Gate, Lineshaft, OutputContract, RetrySpec, TaskContext
+from lineshaft.operations import agents
 from lineshaft.types import NewAgent, NewTask
 from lineshaft.types.sources import NewSource, SourceKind
 from lineshaft.types.work import ClaimRef, Failure
@@ -191,7 +192,7 @@ async def hold(shaft: Lineshaft, type_: str, agent_id: str, **agent: Any) -> lis
         heartbeat_interval_sec=3600,
         **agent,
     )
-    registered = await shaft.backend.register(new)
+    registered = await shaft.backend.call(agents.register_agent, agents.RegisterAgent(agent=new))
     found = await shaft.backend.claim(agent_id, registered.own.incarnation, limit=3, types=[type_])
     return [ClaimRef(item.task.id, item.task.epoch, item.claim_token) for item in found]
 

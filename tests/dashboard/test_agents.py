@@ -29,7 +29,10 @@ async def test_the_list_shows_capacity_versions_and_work_that_no_agent_takes(ser
     agent = await client.register(
         "coder", instance="b", version="1.1", types=["code"], max_concurrent_tasks=2
     )
-    await client.register("big", max_concurrent_tasks=500, types=["bulk"], budget_usd=10)
+    limits = {"bulk": {"max_cost_usd": 0.25, "description": "Moves much."}}
+    await client.register(
+        "big", max_concurrent_tasks=500, types=["bulk"], budget_usd=10, task_defaults=limits
+    )
     await client.submit("code", title="One")
     await client.submit("carve")
     await client.hold(agent)
@@ -42,6 +45,9 @@ async def test_the_list_shows_capacity_versions_and_work_that_no_agent_takes(ser
     assert "mixed: 1.1, 1.0" in seen
     assert "$10.00 of $10.00 left" in seen
     assert "carve" in seen.partition("Work that no agent takes")[2]
+    types = seen.partition("Limits of tasks that leave them out")[2]
+    assert "Moves much. $0.25" in types
+    assert "carve" in types
     assert "No agent is draining. Show all agents" in text_of(await person.page("/agents?status=draining"))
     assert "coder" in text_of(await person.page("/agents?status=active&status=nonsense"))
     assert addresses(await person.page("/agents?cursor=big"), "/agents/") == ["/agents/coder"]
@@ -59,6 +65,37 @@ async def test_a_late_heartbeat_is_marked_before_the_process_counts_as_offline(s
             page = text_of(await person.page(path))
             assert "overdue" in page
             assert "active" in page
+
+
+async def test_money_of_an_agent(serve: Serve) -> None:
+    """How long a budget lasts follows from the last minutes; one that is exceeded says by how much."""
+    clock = MovableClock()
+    async with serve(clock=clock) as served:
+        client, person = served.client, Person(served)
+        agent = await client.register("coder", budget_usd=10, heartbeat_interval_sec=3000)
+
+        async def page() -> str:
+            return text_of(await person.page("/agents/coder"))
+
+        await client.submit("code")
+        task_id, token = await client.hold(agent)
+        await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "cost_usd": 4})
+        assert "left, about" not in await page(), "one call is no rate"
+        clock.advance(2 * 3600)
+        assert "$6.00 of $10.00 left" in await page()
+        assert "left, about" not in await page(), "nothing was spent lately"
+
+        await client.submit("code")
+        task_id, token = await client.hold(agent)
+        clock.advance(60)
+        report = {"id": task_id, "claim_token": token, "cost_usd": 0.6}
+        beat = {"incarnation": agent["incarnation"], "tasks": [report]}
+        await client.post("/v1/agents/coder/heartbeat", beat)
+        assert "$5.40 of $10.00 left, about 9 min at this rate" in await page(), "a cent a second"
+
+        await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "cost_usd": 6.3})
+        assert "over by $0.30, of $10.00" in await page()
+        assert "at this rate" not in await page()
 
 
 async def test_the_page_of_an_agent_shows_its_processes_and_what_became_of_its_claims(served: Served) -> None:
@@ -79,7 +116,7 @@ async def test_the_page_of_an_agent_shows_its_processes_and_what_became_of_its_c
     seen = text_of(page)
     assert "host-a/1" in seen
     assert "2.1" in seen
-    assert "$1.50 of $2.00 left, about" in seen
+    assert "$1.50 of $2.00 left" in seen
     now, _, recent = seen.partition("Recent claims")
     assert "Still running" in now.partition("Running now")[2]
     assert "Good completed" in recent

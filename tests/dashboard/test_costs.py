@@ -4,6 +4,8 @@ import csv
 import io
 from datetime import UTC, datetime
 
+import pytest
+
 from lineshaft import Lineshaft
 from lineshaft.dashboard.pages.costs import _cell
 from tests.dashboard.conftest import Served
@@ -11,6 +13,7 @@ from tests.dashboard.forms import Person, text_of
 from tests.dashboard.sample import fill
 
 
+@pytest.mark.slow("opens many pages")
 async def test_every_table_of_costs_is_also_a_file(served: Served) -> None:
     began = datetime.now(UTC)
     async with Lineshaft(f"http://127.0.0.1:{served.client.port}") as shaft:
@@ -44,6 +47,27 @@ async def test_every_table_of_costs_is_also_a_file(served: Served) -> None:
     assert "4 dead letters" in overview
     assert "2 approvals" in overview
     assert "no agent can do it" in overview
+
+
+async def test_what_was_spent_today_and_in_these_days_agree(served: Served) -> None:
+    """Also with what a running attempt has spent, which no ended attempt has cost."""
+    client = served.client
+    agent = await client.register("coder")
+    for cost in (1.5, 0.46):
+        await client.submit("code")
+        task_id, token = await client.hold(agent)
+        await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "cost_usd": cost})
+    await client.submit("code")
+    task_id, token = await client.hold(agent)
+    report = {"id": task_id, "claim_token": token, "cost_usd": 0.53}
+    beat = {"incarnation": agent["incarnation"], "tasks": [report]}
+    await client.post("/v1/agents/coder/heartbeat", beat)
+
+    for days in (1, 7):
+        page = text_of(await Person(served).page(f"/costs?days={days}"))
+        assert page.count("Spent $2.49") == 2, page
+    only = text_of(await Person(served).page("/costs?type=code"))
+    assert "Cost of ended attempts $1.96" in only
 
 
 async def test_an_empty_installation_says_what_to_do(served: Served) -> None:

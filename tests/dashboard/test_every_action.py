@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ from lineshaft.dashboard.dashboard import Dashboard
 from lineshaft.engine.engine import Engine
 from lineshaft.model.reviews import Resolution
 from lineshaft.types import NewTask, Scope
-from lineshaft.types.work import ClaimRef, Completion, Failure
+from lineshaft.types.work import ClaimRef, Completion, Failure, Spent
 from tests.dashboard.addresses import ACTIONS
 from tests.dashboard.conftest import Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME
@@ -177,6 +178,21 @@ async def change_a_task(desk: Desk) -> None:
     desk.acted("task.changed")
 
 
+@drives("/tasks/{id}/cost")
+async def correct_the_cost_of_a_task(desk: Desk) -> None:
+    task = await desk.task("dear", "Order a gold pen")
+    (claim,) = await desk.hold("dear")
+    await desk.shaft.backend.complete([Completion(claim, b"1", spent=Spent(Decimal(110)))])
+    await desk.tab.open(f"/tasks/{task.id}")
+    await desk.confirm("Accept…", "as billed", confirm="Accept $100.00")
+    await desk.sees("The cost is $110.00.")
+    desk.acted("cost.corrected", "as billed", old=10, new=110)
+    await desk.confirm("Correct…", "a typo", confirm="Correct the cost", cost_usd="0.31")
+    await desk.sees("The cost is $0.31.")
+    assert (await task.task()).cost_usd == Decimal("0.31")
+    desk.acted("cost.corrected", "a typo", old=110, new=0.31)
+
+
 @drives("/tasks/{id}/cancel")
 async def cancel_a_task_and_keep_those_that_depend_on_it(desk: Desk) -> None:
     first = await desk.task("order", "Order ink")
@@ -247,6 +263,21 @@ async def retry_a_task(desk: Desk) -> None:
     await desk.tab.open(f"/tasks/{task.id}")
     await desk.press("Retry now")
     await desk.sees("Retried: the task is READY.")
+
+
+@drives("/tasks/{id}/rerun")
+async def rerun_a_task(desk: Desk) -> None:
+    task = await desk.task("receipts", "Stamp the receipts")
+    (claim,) = await desk.hold("receipts")
+    await desk.shaft.backend.complete([Completion(claim, b'{"pages": 2}')])
+    await desk.tab.open(f"/tasks/{task.id}")
+    dialog = await desk.ask("Run again…")
+    await dialog.get_by_label("Reason").fill("the scanner was fixed")
+    await dialog.get_by_label("Tasks below it that have ended").select_option("yes")
+    await dialog.get_by_role("button", name="Run again").click()
+    await desk.sees("Runs again: the task is READY.")
+    assert await desk.status(task.id) == "READY"
+    desk.acted("task.resolved", reason="the scanner was fixed", resolution="rerun")
 
 
 @drives("/tasks/{id}/resume")

@@ -67,6 +67,7 @@ async def test_every_page_and_file_answers_and_every_live_page_follows_events(
             assert person.csrf in parts["live"] or 'name="csrf"' not in parts["live"], address
 
 
+@pytest.mark.slow("follows every link")
 async def test_every_form_and_link_leads_somewhere(served: Served, sample: Sample) -> None:
     person = Person(served)
     actions = [route for route in Dashboard(served.service).routes() if "POST" in (route.methods or ())]

@@ -1,5 +1,7 @@
 """Guards: pauses, breakers, slowdowns, locks and limits, and what an operator changes."""
 
+import re
+from decimal import Decimal
 from urllib.parse import quote
 
 import psycopg
@@ -7,6 +9,7 @@ import pytest
 from playwright.async_api import expect
 
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.guards.servers import ThisServer
 from tests.dashboard.conftest import Served, Visitor
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.dashboard.records import HOSTILE, addresses, check_act, check_harmless, live_part, reader_of
@@ -18,6 +21,7 @@ LIMITS = {
     "velocity_action": "stop",
     "default_max_cost_usd": "0.50",
     "crash_cost_fraction": "0.25",
+    "judge_max_cost_usd": "0.1",
 }
 
 
@@ -150,7 +154,7 @@ async def test_any_key_of_a_guard_has_a_working_button(served: Served, engine: E
         await served.client.hold(agent)
     await engine.slowdowns.slow_down(f"model:{HOSTILE}", 60, HOSTILE)
     await engine.breakers.open(HOSTILE)
-    await engine.operations.pause(HOSTILE, reason=HOSTILE)
+    await engine.pauses.pause(HOSTILE, reason=HOSTILE)
     person = Person(served)
     page = await person.page("/guards")
     check_harmless(page)
@@ -182,7 +186,7 @@ async def test_limits_are_changed_and_what_was_entered_survives_a_refusal(
     check_act(connection, "limits.changed", "a careful start")
     limits = await engine.limits.read()
     assert (str(limits.daily_budget_usd), limits.velocity_usd) == ("100.000000", None)
-    assert float(limits.crash_cost_fraction) == 0.25
+    assert (float(limits.crash_cost_fraction), float(limits.judge_max_cost_usd)) == (0.25, 0.1)
 
     for field, value in (
         ("daily_budget_usd", "lots"),
@@ -191,6 +195,7 @@ async def test_limits_are_changed_and_what_was_entered_survives_a_refusal(
         ("velocity_window_sec", "0"),
         ("crash_cost_fraction", "2"),
         ("crash_cost_fraction", "nan"),
+        ("judge_max_cost_usd", ""),
         ("velocity_action", "panic"),
     ):
         entered = {**LIMITS, "daily_budget_usd": "250", field: value, "reason": "typing"}
@@ -201,6 +206,34 @@ async def test_limits_are_changed_and_what_was_entered_survives_a_refusal(
         assert f'name="daily_budget_usd" inputmode="decimal" value="{entered["daily_budget_usd"]}"' in page
         assert 'value="typing"' in page
     assert await engine.limits.read() == limits
+
+
+async def test_only_what_a_person_changed_is_set_by_hand(served: Served, engine: Engine) -> None:
+    """Not what somebody else has changed since the form was filled; a box returns it to the settings."""
+    person = Person(served)
+    page = await person.page("/guards")
+    assert 'name="from_settings"' not in page
+    before = dict(re.findall(r'name="(before_\w+)" value="([^"]*)"', page))
+    await engine.limits.patch({"daily_budget_usd": 1}, reason="emergency")
+
+    entered = {name.removeprefix("before_"): value for name, value in before.items()}
+    await person.act("/guards/limits", {**entered, **before, "velocity_usd": "7", "reason": "slower"})
+
+    limits = await engine.limits.read()
+    assert (limits.daily_budget_usd, limits.velocity_usd) == (Decimal(1), Decimal(7))
+    assert limits.by_hand == ["daily_budget_usd", "velocity_usd"]
+    page = await person.page("/guards")
+    before = dict(re.findall(r'name="(before_\w+)" value="([^"]*)"', page))
+    entered = {name.removeprefix("before_"): value for name, value in before.items()}
+    returned = {**entered, **before, "from_settings": "velocity_usd", "reason": "as before"}
+    await person.act("/guards/limits", returned)
+    assert (await engine.limits.read()).by_hand == ["daily_budget_usd"]
+
+    for port, budget in ((1, 50), (2, 40)):
+        await ThisServer(engine.database, f"host:{port}", "1.0", {"daily_budget_usd": budget}).report()
+    seen = text_of(await person.page("/guards"))
+    disagree = seen.partition("Servers disagree")[2]
+    assert disagree.startswith(" about LINESHAFT_DAILY_BUDGET_USD: host:2 says 40, host:1 says 50.")
 
 
 async def test_dags_that_are_out_of_money_are_named(served: Served, engine: Engine) -> None:
@@ -234,7 +267,7 @@ async def test_lists_have_pages_of_their_own(served: Served, engine: Engine) -> 
 
 async def test_who_only_reads_sees_the_limits_but_no_button(served: Served, engine: Engine) -> None:
     await _hold_lock(served, "doc")
-    await engine.operations.pause("code")
+    await engine.pauses.pause("code")
     await engine.breakers.open("write")
     await engine.slowdowns.slow_down("*", 60)
     person = await reader_of(served)

@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import Browser
 
 from lineshaft import Gate, Lineshaft, OutputContract
+from lineshaft.operations import agents
 from lineshaft.types import NewAgent, NewTask
 from lineshaft.types.json import encode as encoded
 from lineshaft.types.sources import NewSource, SourceKind
@@ -53,7 +54,7 @@ async def _claimed(shaft: Lineshaft, agent_id: str, type_: str) -> ClaimRef:
         claim_ttl_sec=3600,
         max_concurrent_tasks=10,
     )
-    agent = await shaft.backend.register(new)
+    agent = await shaft.backend.call(agents.register_agent, agents.RegisterAgent(agent=new))
     (found,) = await shaft.backend.claim(agent_id, agent.own.incarnation, limit=1, types=[type_])
     return ClaimRef(found.task.id, found.task.epoch, found.claim_token)
 
@@ -172,6 +173,7 @@ def _faults(page: str) -> list[str]:
     return faults
 
 
+@pytest.mark.slow("opens every page")
 async def test_hostile_texts_are_shown_as_text_on_every_page(served: Served, sample: Sample) -> None:
     person = Person(served)
     faults: list[str] = []

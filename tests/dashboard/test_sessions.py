@@ -1,6 +1,7 @@
 """Who visits: logging in, sessions and their end, forms of other sites, and what each scope may do."""
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator
 from urllib.parse import quote, urlencode
@@ -28,6 +29,7 @@ from tests.dashboard.forms import Person
 from tests.dashboard.live_stream import live_stream
 from tests.dashboard.sample import Sample, fill
 from tests.server.client import Reply, read_reply
+from tests.server.test_peers import bare, call, needs_root
 
 _HOUR_SEC = 3_600
 
@@ -119,14 +121,37 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_only_over_https_behind_
         await person.page("/login")
         form = urlencode({"csrf": person.csrf, "token": token})
         for proto, secure in (("http", False), ("https", True)):
-            headers = {**_cookie(person), "X-Forwarded-Proto": proto}
+            # Browsers accept this prefix only over HTTPS, for all paths and from this host itself.
+            prefix = "__Host-" if secure else ""
+            cookies = "; ".join(f"{prefix}{name}={value}" for name, value in person.cookies.items())
+            headers = {"Cookie": cookies, "X-Forwarded-Proto": proto}
             reply = await _raw(served, "POST", "/login", headers=headers, form=form)
+            assert reply.headers["set-cookie"].startswith(f"{prefix}lineshaft_session")
             cookie = reply.headers["set-cookie"].lower()
             assert "httponly" in cookie
             assert "samesite=lax" in cookie
             assert "path=/" in cookie
             assert "domain" not in cookie
             assert ("secure" in cookie) is secure, proto
+
+
+@needs_root
+async def test_a_session_of_this_machine_is_of_no_use_to_another_account(serve: Serve) -> None:
+    """Browsers send cookies to every port of a host, so another account's server can get them."""
+    async with serve(auth=True) as served:
+        person = await _logged_in(served, await _token(served))
+        (cookie,) = _cookie(person).values()
+        host = f"127.0.0.1:{served.client.port}"
+        assert "lineshaft_session" in cookie
+        for name in (cookie, f"__Host-{cookie}"):
+            for header in ("X-Forwarded-Proto: https", "Accept: text/html"):
+                stolen = await call(
+                    served.client, bare("GET", "/tasks", f"Cookie: {name}", header, host=host)
+                )
+                assert (stolen.status, stolen.headers["location"]) == (303, "/login?next=%2Ftasks")
+        again = bare("GET", "/tasks", f"Cookie: {cookie}", host=host)
+        assert (await call(served.client, again, account=os.geteuid())).status == 200
+        assert await _is_logged_in(person)
 
 
 async def test_a_proxy_needs_a_token_even_where_none_is_needed(served: Served) -> None:
@@ -303,6 +328,7 @@ async def _sample(served: Served, token: str) -> Sample:
         return await fill(shaft)
 
 
+@pytest.mark.slow("opens every page with every scope")
 async def test_each_scope_sees_and_does_only_what_it_may(
     serve: Serve, connection: psycopg.Connection
 ) -> None:
@@ -340,6 +366,7 @@ async def test_each_scope_sees_and_does_only_what_it_may(
         assert len(offered) > len(ACTIONS) / 2
 
 
+@pytest.mark.slow("opens every page")
 async def test_every_page_has_the_security_headers_and_the_stream_needs_the_scope_of_its_page(
     serve: Serve,
 ) -> None:

@@ -20,7 +20,7 @@ from tests.dashboard.records import HOSTILE, addresses, check_act, check_harmles
 TASK = {"task": {"type": "report", "title": "Week of ${event.tick}"}}
 BUILDS = """\
 kind: webhook
-verify: {scheme: hmac-sha256, secret_env: BUILD_SECRET}
+verify: {scheme: hmac-sha256, secret_env: LINESHAFT_HOOK_SECRET}
 when: event.build > `3`
 idempotency: ${event.build}
 template: {task: {type: check, title: "Build ${event.build}", spec: {number: "${event.build}"}}}
@@ -222,8 +222,31 @@ def _hidden_version(page: str) -> str:
     return page.partition('name="version" value="')[2].partition('"')[0]
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 4_300, "0x" + "f" * 5_000, ":".join(["1"] * 4_000)],
+    ids=["decimal", "hex", "sexagesimal"],
+)
+async def test_a_number_that_is_too_long_is_refused(served: Served, number: str) -> None:
+    """Python can't write it as text, so no answer could contain it."""
+    person = Person(served)
+    await person.page("/sources/new")
+    for field in ("every_sec: 60\nmax_open", "every_sec", "every_sec: 60\njitter_sec"):
+        definition = (
+            f"kind: schedule\n{field}: {number}\ntemplate: {{task: {{type: x, spec: {{a: {number}}}}}}}"
+        )
+        for path in ("/sources/new", "/sources/new/try"):
+            reply = await person.submit(path, {"name": "long", "definition": definition})
+            assert reply.status == 422, (path, field)
+    await person.page("/new/dag")
+    document = f"title: x\ntasks: [{{key: a, type: x, spec: {{a: {number}}}}}]"
+    assert (await person.submit("/new/dag", {"document": document})).status == 422
+
+
 async def test_what_the_editor_shows_is_what_it_stores(served: Served, engine: Engine) -> None:
     person = Person(served)
+    # The example of a file source is for a watcher on another machine.
+    await engine.file_sources.roots.looked("elsewhere", ["/srv"], {})
     for kind in SourceKind:
         page = await person.page(f"/sources/new?kind={kind}")
         shown = page.partition('class="definition"')[2].partition(">")[2].partition("</textarea>")[0]
@@ -280,7 +303,7 @@ async def test_scopes_are_those_of_the_api(served: Served, engine: Engine) -> No
         NewSource(
             name="hook",
             kind=SourceKind.WEBHOOK,
-            verify=Verification(scheme="token", secret_env="HOOK_SECRET"),
+            verify=Verification(scheme="token", secret_env="LINESHAFT_HOOK_SECRET"),
             template={"task": {"type": "x"}},
         )
     )
@@ -291,7 +314,7 @@ async def test_scopes_are_those_of_the_api(served: Served, engine: Engine) -> No
 
     page = await person.page("/sources/hook")
     assert addresses(page, "/sources/hook/") == []
-    assert "HOOK_SECRET" in page
+    assert "LINESHAFT_HOOK_SECRET" in page
     assert "<textarea" not in page
     assert "/sources/new" not in await person.page("/sources")
     assert (await person.get("/sources/new")).status == 403

@@ -298,3 +298,25 @@ async def test_the_pages_fit_a_phone_in_the_dark(served: Served, browser: Any) -
         assert await page.evaluate("document.documentElement.scrollWidth") == 400, path
     await tab.context.close()
     assert tab.faults == []
+
+
+async def test_a_disputed_cost_needs_a_person(served: Served) -> None:
+    client = served.client
+    task = await client.submit("research", title="Find sources")
+    _, token = await client.hold(await client.register("ann"))
+    body = {"claim_token": token, "output": {"data": 1}, "cost_usd": 110}
+    assert (await client.post(f"/v1/tasks/{task['id']}/complete", body)).status == 200
+    person = Person(served)
+
+    assert "1 task with a disputed cost" in text_of(await person.page("/"))
+    assert "Disputed $100.00, in no sum on this page" in text_of(await person.page("/costs"))
+    page = text_of(await person.page(f"/tasks/{task['id']}"))
+    assert "Spent $10.00 Disputed $100.00" in page
+    refused = await person.submit(f"/tasks/{task['id']}/cost", {"cost_usd": "much", "reason": "?"})
+    assert refused.status == 422
+    assert (await person.submit(f"/tasks/{task['id']}/cost", {"disputed": "maybe"})).status == 422
+
+    done = text_of(await person.act(f"/tasks/{task['id']}/cost", {"disputed": "refuse", "reason": "a bug"}))
+    assert "The cost is $10.00." in done
+    assert "Disputed" not in done
+    assert "Nothing. Dead letters" in text_of(await person.page("/"))

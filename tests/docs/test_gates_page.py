@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lineshaft.checks.command import Command, read_commands
+from lineshaft.checks.command import CheckCommand, read_commands
 from lineshaft.checks.registry import Checks
 from tests.docs.pages import ROOT
 
@@ -15,7 +15,7 @@ def test_the_example_of_commands_loads(tmp_path: Path) -> None:
     path = tmp_path / "commands.yaml"
     path.write_text(document)
 
-    command = Command(("make", "test"), 600.0, Path("/srv/checkouts"), ("VIRTUAL_ENV",))
+    command = CheckCommand(("make", "test"), 600.0, Path("/srv/checkouts"), ("VIRTUAL_ENV",))
     assert read_commands(path) == {"unit-tests": command}
 
 

@@ -21,6 +21,7 @@ def test_the_example_of_thresholds_loads(tmp_path: Path, caplog: pytest.LogCaptu
     policy = read_breakers(path)
 
     assert caplog.text == ""
+    assert policy is not None
     assert policy.defaults == BreakerConfig()
     assert policy.config_for("ops-security").failure_threshold == 3
     assert policy.config_for("model:large").half_open_after_sec == 300

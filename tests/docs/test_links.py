@@ -3,17 +3,22 @@
 import re
 from pathlib import Path
 
+import msgspec.yaml
 import pytest
+
+from tests.docs import python_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.md")])
 CODE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+#: Built with the site, and not committed.
+REFERENCE = ROOT / "docs" / "python-reference.md"
 _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    text = CODE.sub("", python_reference.page() if page == REFERENCE else page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -23,18 +28,41 @@ def test_links_lead_somewhere(page: Path) -> None:
     for link in _LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        assert target.exists(), f"{page.name} links to {link}, which doesn't exist"
+        assert target.exists() or target == REFERENCE, f"{page.name} links to {link}, which doesn't exist"
         if anchor:
             assert anchor in anchors(target), (
                 f"{page.name} links to {link}; {target.name} has no such heading"
             )
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    links = set(_LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
-    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+def navigation() -> dict[str, list[str]]:
+    """The pages of the site by group."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    first, *groups = msgspec.yaml.decode(text[text.index("nav:") : text.index("markdown_extensions:")])["nav"]
+    assert first == {"Lineshaft": "index.md"}
+    return {title: pages for group in groups for title, pages in group.items()}
 
-    assert pages <= links
+
+def test_every_page_has_one_place_on_the_site() -> None:
+    places = sorted(page for pages in navigation().values() for page in pages)
+    root = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+
+    assert places == sorted({page.name for page in (ROOT / "docs").glob("*.md")} | {REFERENCE.name} | root)
+
+
+def test_the_readme_has_few_links_in_the_groups_of_the_site() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, *parts = re.split(
+        r"^- \*\*([\w -]+)\*\*: ", text.partition("\n## Documentation\n")[2], flags=re.MULTILINE
+    )
+    groups = dict(zip(parts[::2], parts[1::2], strict=True))
+
+    assert len(re.findall(r"(?<!!)\[[^\]]*\]\(", text)) <= 12
+    assert list(groups) == list(navigation())
+    for title, part in groups.items():
+        links = [link.removeprefix("docs/") for link in _LINK.findall(part)]
+        assert links
+        assert set(links) <= set(navigation()[title]), title
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,234 +1,47 @@
-"""docs/python-reference.md, generated from the source by `python -m tests.docs.test_python_reference`.
+"""The Python reference, which the documentation site has and the repository hasn't."""
 
-The source has what the objects no longer have: comments of fields, and annotations and defaults as they are
-written.
-"""
-
-import ast
 import inspect
-import sys
-import textwrap
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+
+import pytest
 
 import lineshaft
+from tests.docs import python_reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "python-reference.md"
-HEAD = """# Python reference
-
-Everything that `from lineshaft import …` has, in alphabetical order. [client.md](client.md) and
-[agents.md](agents.md) show how it is used. This page is generated from the source.
-"""
-_LINE = 100
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
+pytestmark = pytest.mark.slow("reads the whole source")
 
 
-class Source(NamedTuple):
-    lines: list[str]
-    tree: ast.Module
-
-    def comment_above(self, line: int) -> str:
-        """The `#:` comment above a line, which counts from 1."""
-        found: list[str] = []
-        while line >= 2 and self.lines[line - 2].strip().startswith("#:"):
-            found.insert(0, self.lines[line - 2].strip().removeprefix("#:").strip())
-            line -= 1
-        return " ".join(found)
-
-    def class_named(self, name: str) -> ast.ClassDef | None:
-        return next((n for n in self.tree.body if isinstance(n, ast.ClassDef) and n.name == name), None)
-
-
-@cache
-def read(file: Path) -> Source:
-    text = file.read_text(encoding="utf-8")
-    return Source(text.splitlines(), ast.parse(text))
-
-
-def source_of(module: str) -> Source:
-    return read(Path(str(sys.modules[module].__file__)))
-
-
+@pytest.fixture(scope="module")
 def page() -> str:
-    names = sorted(set(lineshaft.__all__) - {"__version__"}, key=str.lower)
-    return "\n".join([HEAD, *("\n".join(section(name, getattr(lineshaft, name))) for name in names)])
+    return python_reference.page()
 
 
-def section(name: str, value: Any) -> Iterator[str]:
-    yield f"## {name}\n"
-    if not isinstance(value, type):
-        yield from alias(name)
-        return
-    if name == "Settings":
-        yield "The settings, read from the environment and a file: [configuration.md](configuration.md).\n"
-        return
-    lines = [line for base in lineage(value) for line in members(value.__name__, base)]
-    node = source_of(value.__module__).class_named(name)
-    assert node is not None, name
-    if documentation := ast.get_docstring(node):
-        yield f"{documentation}\n"
-    yield from lines
+def test_every_public_name_has_a_section(page: str) -> None:
+    for name in set(lineshaft.__all__) - {"__version__"}:
+        assert f"\n## {name}\n" in page
 
 
-def alias(name: str) -> Iterator[str]:
-    for file in sorted(Path(str(lineshaft.__file__)).parent.rglob("*.py")):
-        source = read(file)
-        for node in source.tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                if comment := source.comment_above(node.lineno):
-                    yield f"{comment}\n"
-                yield f"```python\n{ast.unparse(node)}\n```\n"
-                return
-    raise AssertionError(f"{name} is assigned nowhere")
+def test_every_public_method_of_the_client_and_of_agents_is_described(page: str) -> None:
+    for owner in (lineshaft.Lineshaft, lineshaft.Agent, lineshaft.TaskContext):
+        for name, value in inspect.getmembers(owner):
+            if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                section = page.partition(f"\n### {owner.__name__}.{name}\n")[2].partition("\n##")[0]
+                assert section.strip(), f"{owner.__name__}.{name} isn't described"
 
 
-def lineage(value: type) -> list[type]:
-    """The class and those of its bases that are ours; of errors and typed dictionaries the class alone."""
-    if issubclass(value, BaseException):
-        return [value]
-    bases = getattr(value, "__orig_bases__", ())
-    own = [base for base in value.__mro__ if base.__module__.startswith("lineshaft.")]
-    if issubclass(value, dict):
-        own += [base for base in bases if getattr(base, "__module__", "").startswith("lineshaft.")]
-    return own
-
-
-def members(owner: str, kind: type) -> Iterator[str]:
-    source = source_of(kind.__module__)
-    node = source.class_named(kind.__name__)
-    if node is None:
-        return
-    rows = list(fields(source, node))
-    constructor = next((n for n in node.body if isinstance(n, _Function) and n.name == "__init__"), None)
-    if constructor is not None and kind.__name__ == owner:
-        yield code(f"{owner}{parameters(constructor)}")
-        if text := ast.get_docstring(constructor):
-            yield f"{text}\n"
-    if rows:
-        yield "| field | type | default | |\n|---|---|---|---|"
-        yield from rows
-        yield ""
-    without_await = []
-    for each in node.body:
-        if isinstance(each, _Function) and is_shown(each):
-            yield from method(owner, each)
-        elif (
-            isinstance(each, ast.Assign)
-            and isinstance(each.value, ast.Call)
-            and ast.unparse(each.value.func) in {"_blocking", "_iterating"}
-        ):
-            without_await.append(f"`{ast.unparse(each.targets[0])}`")
-    if without_await:
-        yield textwrap.fill(
-            f"As in `{owner.removeprefix('Sync')}`, without `await`: {', '.join(without_await)}.\n", 118
-        )
-        yield ""
-
-
-def is_shown(node: _Function) -> bool:
-    decorators = {ast.unparse(each) for each in node.decorator_list}
-    return (not node.name.startswith("_") or node.name == "__getitem__") and "overload" not in decorators
-
-
-def fields(source: Source, node: ast.ClassDef) -> Iterator[str]:
-    is_enum = any(ast.unparse(base).endswith("Enum") for base in node.bases)
-    for each in node.body:
-        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
-            name = ast.unparse(each.target)
-            if name.endswith("_json"):
-                continue  # its property decodes it
-            default = "" if each.value is None else shown_default(each.value)
-            kind = ast.unparse(each.annotation).strip("'\"")
-            yield row(name, kind, default, source.comment_above(each.lineno))
-        elif is_enum and isinstance(each, ast.Assign):
-            comment = source.comment_above(each.lineno)
-            yield row(ast.unparse(each.targets[0]), "", ast.unparse(each.value), comment)
-
-
-def shown_default(value: ast.expr) -> str:
-    if isinstance(value, ast.Call) and ast.unparse(value.func) in {"field", "msgspec.field"}:
-        for keyword in value.keywords:
-            if keyword.arg in {"default", "default_factory"}:
-                text = ast.unparse(keyword.value)
-                return f"{text}()" if keyword.arg == "default_factory" else text
-        return ""
-    return ast.unparse(value)
-
-
-def row(name: str, kind: str, default: str, text: str) -> str:
-    cells = [f"`{cell}`" if cell else "" for cell in (name, kind, default)]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in [*cells, text]) + " |"
-
-
-def method(owner: str, node: _Function) -> Iterator[str]:
-    decorators = {ast.unparse(each) for each in node.decorator_list}
-    is_property = bool(decorators & {"property", "cached_property"})
-    returns = "" if node.returns is None else ast.unparse(node.returns).strip("'\"")
-    prefix = "await " if isinstance(node, ast.AsyncFunctionDef) and "AsyncGenerator" not in returns else ""
-    yield f"### {owner}.{node.name}\n"
-    if is_property:
-        yield code(f"{node.name}: {returns}")
-    else:
-        yield code(f"{prefix}{node.name}{parameters(node)}" + (f" -> {returns}" if returns else ""))
-    if text := ast.get_docstring(node):
-        yield f"{text}\n"
-
-
-def parameters(node: _Function) -> str:
-    arguments = node.args
-    first = [*arguments.posonlyargs, *arguments.args]
-    is_static = any(ast.unparse(each) == "staticmethod" for each in node.decorator_list)
-    defaults: list[ast.expr | None] = [None] * (len(first) - len(arguments.defaults)) + [*arguments.defaults]
-    shown = []
-    for number, (each, default) in enumerate(zip(first, defaults, strict=True)):
-        if number or is_static:
-            shown.append(parameter(each, default))
-        if arguments.posonlyargs and each is arguments.posonlyargs[-1] and number:
-            shown.append("/")
-    if arguments.vararg is not None:
-        shown.append(f"*{parameter(arguments.vararg, None)}")
-    elif arguments.kwonlyargs:
-        shown.append("*")
-    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        shown.append(parameter(each, default))
-    if arguments.kwarg is not None:
-        shown.append(f"**{parameter(arguments.kwarg, None)}")
-    line = f"({', '.join(shown)})"
-    if len(line) + len(node.name) <= _LINE:
-        return line
-    return "(\n    " + ",\n    ".join(shown) + ",\n)"
-
-
-def parameter(argument: ast.arg, default: ast.expr | None) -> str:
-    kind = "" if argument.annotation is None else ": " + ast.unparse(argument.annotation).strip("'\"")
-    value = "" if default is None else f"{' = ' if kind else '='}{ast.unparse(default)}"
-    return f"{argument.arg}{kind}{value}"
-
-
-def code(text: str) -> str:
-    return f"```python\n{text}\n```\n"
-
-
-def test_the_page_describes_the_whole_public_api() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "Run: python -m tests.docs.test_python_reference"
-
-
-def test_every_name_parameter_and_default_is_there() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name in lineshaft.__all__[:-1]:
-        assert f"\n## {name}\n" in text
+def test_parameters_and_defaults_are_those_of_the_source(page: str) -> None:
     for function, owner in (
         (lineshaft.Agent.__init__, "Agent"),
         (lineshaft.Lineshaft.submit_dag, "Lineshaft"),
     ):
-        part = text.partition(f"\n## {owner}\n")[2].partition("\n## ")[0]
-        for found in list(inspect.signature(function).parameters.values())[1:]:
-            assert found.name in part
-            if isinstance(found.default, int | float):
-                assert f"= {found.default}" in part
+        section = page.partition(f"\n## {owner}\n")[2].partition("\n## ")[0]
+        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+            assert parameter.name in section
+            if isinstance(parameter.default, int | float):
+                assert f"= {parameter.default}" in section
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+def test_the_client_without_await_names_all_of_its_methods(page: str) -> None:
+    section = page.partition("\n## SyncLineshaft\n")[2].partition("\n## ")[0]
+    for name in dir(lineshaft.Lineshaft):
+        if not name.startswith("_"):
+            assert f"`{name}`" in section or f"### SyncLineshaft.{name}\n" in section, name

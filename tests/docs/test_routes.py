@@ -1,11 +1,12 @@
-"""The table of calls in docs/http.md, generated from the routes by `python -m tests.docs.test_routes`."""
+"""The table of calls in docs/http.md, generated from the table of operations.
+
+`python -m tests.docs.test_routes` writes it. A change of a scope shows up there, for its reviewer.
+"""
 
 import re
 from pathlib import Path
 
-from lineshaft.integrations.officeplane import routes as officeplane_routes
-from lineshaft.server.app import RESOURCES
-from lineshaft.server.framework.routing import summary_of
+from lineshaft.server.app import OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 HEAD = "| call | scope | what it does |\n|---|---|---|\n"
@@ -13,13 +14,11 @@ _TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
 
 
 def table() -> str:
-    operations = [operation for resource in RESOURCES for operation in resource.routes.operations]
-    operations += officeplane_routes.routes.operations
     rows = []
-    for operation in sorted(operations, key=lambda found: (found.path, found.method)):
+    for operation in sorted(OPERATIONS, key=lambda found: (found.path, found.method)):
         path = operation.path.replace(":path}", "}")
         scope = "none" if operation.scope is None else f"`{operation.scope}`"
-        rows.append(f"| `{operation.method} {path}` | {scope} | {summary_of(operation)[0]} |\n")
+        rows.append(f"| `{operation.method} {path}` | {scope} | {operation.summary[0]} |\n")
     return HEAD + "".join(rows)
 
 

@@ -105,8 +105,8 @@ async def created(served: Served, reply: Reply) -> dict[str, object]:
 
 
 async def test_webhook_recipes(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GITHUB_SECRET", SECRET)
-    monkeypatch.setenv("SLACK_SIGNING_SECRET", SECRET)
+    monkeypatch.setenv("LINESHAFT_HOOK_GITHUB", SECRET)
+    monkeypatch.setenv("LINESHAFT_HOOK_SLACK", SECRET)
     async with serving(dsn, sources=recipes(tmp_path)) as served:
         client = served.client
         opened = json.dumps(PULL_REQUEST).encode()
@@ -143,8 +143,8 @@ async def test_a_slack_command_is_answered_when_its_work_is_done(
     """Through the duties of a server, to a receiver that stands for Slack; nothing calls response_url."""
     with receiving() as receiver:
         monkeypatch.setenv("SLACK_URL", receiver.url)
-        monkeypatch.setenv("GITHUB_SECRET", SECRET)
-        monkeypatch.setenv("SLACK_SIGNING_SECRET", SECRET)
+        monkeypatch.setenv("LINESHAFT_HOOK_GITHUB", SECRET)
+        monkeypatch.setenv("LINESHAFT_HOOK_SLACK", SECRET)
         async with (
             serving(
                 dsn, duties=True, sources=recipes(tmp_path), notifications=destinations(tmp_path)

@@ -101,6 +101,7 @@ def test_every_item_is_listed_once() -> None:
     assert [item for item in items if tags_in(item).single != {item}] == [], "not a tag"
 
 
+@pytest.mark.slow("reads all tests")
 def test_every_tag_in_a_test_is_in_the_specification() -> None:
     items = set(specification().items)
 
@@ -111,6 +112,7 @@ def test_every_tag_in_a_test_is_in_the_specification() -> None:
     assert sorted(dangling) == []
 
 
+@pytest.mark.slow("reads all tests")
 def test_every_section_in_a_test_is_in_the_specification() -> None:
     sections = specification().sections
 
@@ -124,6 +126,7 @@ def test_every_section_in_a_test_is_in_the_specification() -> None:
     assert sorted(dangling) == []
 
 
+@pytest.mark.slow("reads all tests")
 def test_a_test_names_every_item_that_is_not_planned() -> None:
     built = specification().built
     named: set[str] = set()

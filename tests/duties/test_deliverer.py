@@ -25,7 +25,7 @@ from lineshaft.engine.sources.firing import Occasion
 from lineshaft.integrations.notify import DeliveryError, Destination, Sender
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
-from lineshaft.model.notices import DEFAULT_KINDS, Message, NoticeKind
+from lineshaft.model.notices import DEFAULT_KINDS, NoticeKind, Notification
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import NewTask
 from lineshaft.settings import Settings
@@ -40,10 +40,10 @@ FREELY = Throttle(most=None)
 class Mailbox:
     """A destination of the test: stores messages, and fails as often as configured."""
 
-    got: list[Message] = field(default_factory=list)
+    got: list[Notification] = field(default_factory=list)
     refusals: list[Exception] = field(default_factory=list)
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         if self.refusals:
             raise self.refusals.pop(0)
         self.got.append(message)
@@ -146,6 +146,7 @@ async def test_end_to_end_by_a_signed_webhook(world: World) -> None:
     assert first.body == second.body
 
 
+@pytest.mark.slow("many nodes")
 async def test_many_nodes_send_each_notice_once(
     engine: Engine, dsn: str, connection: psycopg.Connection, clock: MovableClock
 ) -> None:
@@ -287,6 +288,7 @@ async def test_a_destination_that_hangs_does_not_delay_others(
             await asyncio.wait({running})
 
 
+@pytest.mark.slow("hundreds of attempts")
 async def test_after_half_a_day_a_message_is_given_up(
     engine: Engine, connection: psycopg.Connection, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -415,9 +417,9 @@ async def test_decisions_reach_the_review_log(world: World, clock: MovableClock,
                 task_id, ResolutionRequest(resolution=resolution, reviewer="ann", note=note)
             )
             if resolution == "retry":
-                await world.engine.operations.cancel(task_id, "enough")
+                await world.engine.cancel.cancel(task_id, "enough")
         await world.one("hand")
-        await world.engine.operations.retry(await world.kill(agent))
+        await world.engine.revive.retry(await world.kill(agent))
         await duty.run_once()
         await duty.run_once()
 
@@ -466,9 +468,9 @@ async def test_work_of_some_sources_that_has_ended(world: World) -> None:
         for _ in range(2):
             await world.complete(await world.take(agent))
         stopped = await ask("mine", "Stop it")
-        await engine.operations.cancel(stopped, "not needed")
+        await engine.cancel.cancel(stopped, "not needed")
         gone = await ask("m2")
-        await engine.operations.cancel_dag(gone, "not needed")
+        await engine.cancel.cancel_dag(gone, "not needed")
         lost = await ask("mine", "Fail")
         await world.kill(agent)
         await duty.run_once()

@@ -1,12 +1,15 @@
 """The background duties: safe on many nodes at the same time, and by the database's clock."""
 
 import asyncio
+import logging
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 
 import psycopg
 import pytest
 from msgspec.structs import replace
+from psycopg.conninfo import make_conninfo
 
 from lineshaft.clock import MovableClock
 from lineshaft.duties import loop
@@ -14,12 +17,14 @@ from lineshaft.duties.janitor import Janitor
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
+from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.supervisor import all_duties, supervise
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed import partitions as partitions_module
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.tally import Tally
+from lineshaft.errors import UnavailableError
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
@@ -97,6 +102,88 @@ async def test_the_reaper_takes_back_lost_tasks(
     assert late.error is not None
     assert late.error.code == "stale_claim"
     assert "task.late_result" in kinds(connection)
+
+
+async def test_a_lost_lease_is_one_line(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the task, its agent, the process, and how long that has been silent."""
+    agent = await world.agent("a1", instance="pod-1")
+    await world.one()
+    task = await world.take(agent)
+    clock.advance(30)
+    await world.heartbeat("a1", 1, [ref(task)])
+    clock.advance(92)
+
+    assert await Reaper(world.engine.maintenance).run_once() == {"heartbeat_timeout": 1}
+
+    (line,) = (record for record in caplog.records if task.id in record.getMessage())
+    assert line.levelname == "WARNING"
+    assert line.getMessage() == (
+        f"Took task {task.id} back from agent a1, instance 'pod-1': heartbeat_timeout; "
+        "last heartbeat or start 92.0 s ago"
+    )
+    fields = {name: getattr(line, name) for name in ("task_id", "agent_id", "instance", "silent_sec")}
+    assert fields == {"task_id": task.id, "agent_id": "a1", "instance": "pod-1", "silent_sec": 92.0}
+
+
+class _Switched:
+    """The scheduler of one database, and after some runs that of another."""
+
+    name, interval_sec = "scheduler", 0.001
+
+    def __init__(self, first: Engine, then: Engine, runs: int) -> None:
+        self._schedulers = [Scheduler(first.schedules)] * runs + [Scheduler(then.schedules)]
+        self.ended = asyncio.Event()
+
+    async def run_once(self) -> Mapping[str, int]:
+        if len(self._schedulers) > 1:
+            return await self._schedulers.pop(0).run_once()
+        try:
+            return await self._schedulers[0].run_once()
+        finally:
+            self.ended.set()
+
+
+async def test_a_duty_on_a_read_only_database_says_so_once(
+    engine: Engine, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And when it works again, however often it has tried."""
+    stop = asyncio.Event()
+    read_only = make_conninfo(dsn, options="-c default_transaction_read_only=on")
+    with caplog.at_level(logging.INFO, "lineshaft.duties"):
+        async with Engine(read_only, max_connections=2) as standby:
+            duty = _Switched(standby, engine, runs=5)
+            running = asyncio.create_task(loop.run(duty, stop))
+            await duty.ended.wait()
+            stop.set()
+            await running
+
+    first, last = (message for message in caplog.messages if message.startswith("scheduler"))
+    assert first.startswith("scheduler can't work: ")
+    assert "read-only" in first
+    assert re.fullmatch(r"scheduler works again, after \d+ s", last)
+
+
+def test_a_duty_that_goes_on_failing_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    trouble = loop.Trouble("promoter", clock=lambda: now)
+    with caplog.at_level(logging.INFO, "lineshaft.duties"):
+        for _ in range(125):
+            trouble.failed(UnavailableError("away"))
+            now += 1
+        trouble.over()
+        trouble.over()
+        trouble.failed(ValueError("a defect"))
+
+    assert caplog.messages == [
+        "promoter can't work: away",
+        "promoter can't work (61 times in 60 s): away",
+        "promoter can't work (121 times in 120 s): away",
+        "promoter works again, after 125 s",
+        "promoter failed; it tries again",
+    ]
+    assert caplog.records[-1].exc_info is not None
 
 
 async def test_the_time_limit_applies_despite_heartbeats(
@@ -441,7 +528,7 @@ async def test_dependencies_of_dead_letters_and_late_cancellations_are_kept(
     await engine.work.complete([Completion(ref(done))])
     clock.advance(86_400 * 31)
     (cancelled,) = await engine.submission.submit([NewTask("cancelled", spec=uses["for the cancelled"])])
-    await engine.operations.cancel(cancelled.id, "not now")
+    await engine.cancel.cancel(cancelled.id, "not now")
     daily = janitor(engine, keep_tasks=timedelta(days=30))
 
     await daily.run_once()
@@ -452,7 +539,7 @@ async def test_dependencies_of_dead_letters_and_late_cancellations_are_kept(
         "for the cancelled": "COMPLETED",
         "cancelled": "CANCELLED",
     }
-    await engine.operations.retry(dead.id)
+    await engine.revive.retry(dead.id)
     # The janitor has forgotten the agent, too.
     agent = await engine.fleet.register(NewAgent(id="a1"))
     claim = await engine.claims.claim("a1", agent.incarnation)

@@ -68,7 +68,7 @@ async def test_a_missed_deadline_cancels_dependents_too(world: World) -> None:
 @pytest.mark.parametrize("weighing", [False, True])
 async def test_a_claim_passes_over_a_task_past_its_deadline(world: World, weighing: bool) -> None:
     if weighing:
-        await world.engine.operations.pause("something else")
+        await world.engine.pauses.pause("something else")
     agent = await world.agent()
     late = await world.one(priority=0, **expiring(world))
     merely_late = await world.one(priority=1, deadline=world.clock.now() + timedelta(seconds=30))
@@ -87,12 +87,12 @@ async def test_a_task_that_missed_its_deadline_needs_a_new_one_to_be_retried(wor
     await promote(world)
 
     with pytest.raises(InvalidTransitionError, match="deadline"):
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
     with pytest.raises(InvalidTransitionError, match="priority"):
-        await world.engine.operations.change(task_id, TaskChange(priority=1))
+        await world.engine.edit.edit(task_id, TaskChange(priority=1))
     later = world.clock.now() + timedelta(seconds=60)
-    await world.engine.operations.change(task_id, TaskChange(deadline=later))
-    assert await world.engine.operations.retry(task_id) == "READY"
+    await world.engine.edit.edit(task_id, TaskChange(deadline=later))
+    assert await world.engine.revive.retry(task_id) == "READY"
     assert (await world.engine.read.task(task_id)).expire_at_deadline
 
     assert [task.id for task in await world.claim(agent)] == [task_id]
@@ -103,7 +103,7 @@ async def test_a_task_that_missed_its_deadline_needs_a_new_one_to_be_retried(wor
 
 async def test_without_its_deadline_a_task_never_expires(world: World) -> None:
     task_id = await world.one(**expiring(world))
-    await world.engine.operations.change(task_id, TaskChange(deadline=None))
+    await world.engine.edit.edit(task_id, TaskChange(deadline=None))
     world.age(days=1)
     await promote(world)
     assert (await world.take()).id == task_id

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from lineshaft.duties.file_watcher import FileWatcher
+from lineshaft.engine.engine import Engine
+from lineshaft.errors import InvalidInputError
 from lineshaft.sources.files import FolderError, allowed_root
-from lineshaft.types.sources import NewSource
+from lineshaft.types.sources import NewSource, SourceFields
 from tests.engine.sources.helpers import column, outcomes, put
 from tests.world import World
 
@@ -68,6 +70,67 @@ async def test_changes_fire_once_per_path_and_content(world: World, root: Path) 
     assert await look(world, root) == {"files duplicate": 1}, "once per path and content"
 
     assert sorted(made(world)) == ["added a.csv", "added deep/b.csv", "deleted deep/b.csv", "modified a.csv"]
+
+
+async def test_what_changes_before_a_watcher_notices_the_source_fires(
+    world: World, root: Path, dsn: str
+) -> None:
+    """What was there when the source was stored is recorded with it."""
+    for name in ("same", "changed", "gone"):
+        (root / f"{name}.csv").write_text("1")
+    async with Engine(dsn, clock=world.clock, source_folders=[str(root)]) as engine:
+        await put(engine, source(root))
+        (root / "changed.csv").write_text("22")
+        (root / "gone.csv").unlink()
+        (root / "new.csv").write_text("1")
+
+        assert await look(world, root) == {"files created": 4}
+        assert sorted(made(world)) == [
+            "added new.csv",
+            "added same.csv",
+            "deleted gone.csv",
+            "modified changed.csv",
+        ]
+        assert await look(world, root) == {}
+
+        # Another root is recorded as well.
+        deep = root / "deep"
+        deep.mkdir()
+        (deep / "a.csv").write_text("1")
+        await engine.sources.patch("f", SourceFields(root=str(deep), on=["deleted"]))
+        (deep / "a.csv").unlink()
+        await look(world, root)
+        assert "deleted a.csv" in made(world)
+
+
+async def test_a_root_that_is_not_watched_is_refused_where_folders_are_known(
+    world: World, root: Path, dsn: str
+) -> None:
+    (root.parent / "link").symlink_to(root)
+    async with Engine(dsn, clock=world.clock, source_folders=[]) as without:
+        for folder, fault in ((str(root), "LINESHAFT_SOURCE_FOLDERS"), ("relative", "absolute")):
+            with pytest.raises(InvalidInputError, match=fault):
+                await without.sources.create(source(Path(folder)))
+            with pytest.raises(InvalidInputError, match=fault):
+                await without.sources.apply([source(Path(folder))], origin="file:a")
+        assert await without.sources.apply([source(root)], origin="file:a", check_roots=False)
+        assert "no process watches" in ((await without.sources.get("f")).fault or "")
+        await without.sources.patch("f", SourceFields(enabled=False))
+        await without.sources.delete("f")
+        # A watcher on another machine has been there.
+        await look(world, root, watcher="elsewhere")
+        await without.sources.create(source(root, name="other"))
+        assert (await without.sources.get("other")).fault is None
+        world.clock.advance(3600)
+        assert "no watcher has looked since" in ((await without.sources.get("other")).fault or "")
+    async with Engine(dsn, clock=world.clock, source_folders=[str(root.parent)]) as engine:
+        for name, fault in (("link", "symbolic link"), ("missing", "not a folder")):
+            with pytest.raises(InvalidInputError, match=fault):
+                await engine.sources.create(source(root.parent / name))
+        await engine.sources.create(source(root))
+    await asyncio.to_thread(root.rmdir)
+    await look(world, root.parent)
+    assert "is not a folder" in ((await world.engine.sources.get("f")).fault or "")
 
 
 async def test_two_watchers_of_one_name_fire_once(world: World, root: Path) -> None:

@@ -61,7 +61,7 @@ async def test_missed_when_its_critical_path_changes(
     task_id = await late(world.engine, clock)
     down = await world.one("down")
 
-    await world.engine.operations.add_dependencies(down, [task_id])
+    await world.engine.dependencies.add(down, [task_id])
 
     assert await reported(world.engine, connection) == [task_id]
 
@@ -76,7 +76,7 @@ async def test_missed_when_it_is_revived(
     clock.advance(31)
     assert await reported(world.engine, connection) == []
 
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
 
     assert await reported(world.engine, connection) == [task_id]
 
@@ -89,6 +89,6 @@ async def test_a_deadline_reported_before_the_dead_letter_is_not_reported_again(
     assert await reported(world.engine, connection) == [task_id]
     await world.kill(agent)
 
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
 
     assert await reported(world.engine, connection) == [task_id]

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from lineshaft.artifacts import open_store
-from lineshaft.checks.command import Command
+from lineshaft.checks.command import CheckCommand
 from lineshaft.checks.openai_judge import OpenAIJudge
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
@@ -23,7 +23,7 @@ from lineshaft.duties.loop import run
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.artifacts import artifacts
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.review.gates import GatedOutput
+from lineshaft.engine.review.gated_output import GatedOutput
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
@@ -74,8 +74,8 @@ async def test_a_command_decides(
     dsn: str, clock: MovableClock, connection: psycopg.Connection, tmp_path: Path
 ) -> None:
     """R-096."""
-    good = Command((sys.executable, "-c", "pass"), directory=tmp_path)
-    bad = Command((sys.executable, "-c", "import sys; sys.exit('two tests failed')"), directory=tmp_path)
+    good = CheckCommand((sys.executable, "-c", "pass"), directory=tmp_path)
+    bad = CheckCommand((sys.executable, "-c", "import sys; sys.exit('two tests failed')"), directory=tmp_path)
     async with node(dsn, clock, Checks(commands={"good": good, "bad": bad})) as engine:
         await handed_in(engine, Gate("test-pass", {"command": "good"}))
         (refused,) = await handed_in(engine, Gate("test-pass", {"command": "bad"}), max_attempts=1)
@@ -141,6 +141,7 @@ async def test_an_unreachable_judge_is_asked_again_later(
             assert row == (0, "COMPLETED")
 
 
+@pytest.mark.slow("many nodes")
 async def test_many_validators_run_each_gate_once(
     dsn: str, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
@@ -241,7 +242,7 @@ async def test_the_check_of_a_cancelled_task_is_cancelled(dsn: str, clock: Movab
         (task,) = await handed_in(engine, Gate("endless"))
         work = asyncio.create_task(validator(engine, lease_sec=0.3).run_once())
         await started.wait()
-        await engine.operations.cancel(task.id, "not needed")
+        await engine.cancel.cancel(task.id, "not needed")
 
         assert (await work)["cancelled"] == 1
 
@@ -294,6 +295,7 @@ async def test_a_check_without_a_verdict_may_cost_money(dsn: str, clock: Movable
 # Crashes.
 
 
+@pytest.mark.slow("starts processes")
 async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> None:
     """A real process, killed in the middle of a check: the check is repeated, and no attempt fails.
 
@@ -308,7 +310,7 @@ async def test_a_validator_that_dies_is_replaced(dsn: str, tmp_path: Path) -> No
     )
     # The other one lives by the database's clock, and keeps its lease however busy the machine is.
     clock = MovableClock(datetime.now(UTC))
-    checks = Checks(commands={"test": Command((sys.executable, "-c", "pass"))})
+    checks = Checks(commands={"test": CheckCommand((sys.executable, "-c", "pass"))})
     async with Engine(dsn, clock=clock, checks=checks) as engine:
         (task,) = await handed_in(engine, Gate("test-pass", {"command": "test"}))
         doomed = await asyncio.create_subprocess_exec(
@@ -423,7 +425,7 @@ async def test_data_that_is_too_large_for_checks_is_rejected(
 ) -> None:
     """Also if it is found only by the validator; a person may still decide about it."""
     monkeypatch.setattr(artifacts, "MAX_DATA_BYTES", 3)
-    good = Command((sys.executable, "-c", "pass"), directory=tmp_path)
+    good = CheckCommand((sys.executable, "-c", "pass"), directory=tmp_path)
     store = open_store(Settings(artifacts=str(tmp_path / "artifacts")))
     checks = Checks(commands={"good": good})
     async with Engine(dsn, clock=clock, max_connections=4, checks=checks, store=store) as engine:

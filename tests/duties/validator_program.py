@@ -1,19 +1,23 @@
 """A validator in its own process, for tests that kill it.
 
-`python -m tests.duties.validator_program DSN COMMAND…`
+`python -m tests.duties.validator_program DSN COMMAND…`, or `DSN URL` with the URL of a judge.
 """
 
 import asyncio
 import sys
 
-from lineshaft.checks.command import Command
+from lineshaft.checks.command import CheckCommand
+from lineshaft.checks.openai_judge import OpenAIJudge
 from lineshaft.checks.registry import Checks
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
 
 
 async def main(dsn: str, *argv: str) -> None:
-    checks = Checks(commands={"test": Command(argv)})
+    if argv[0].startswith("http"):
+        checks = Checks(judge=OpenAIJudge(argv[0], "m"))
+    else:
+        checks = Checks(commands={"test": CheckCommand(argv)})
     async with Engine(dsn, checks=checks, max_connections=2) as engine:
         await Validator(engine.gates, engine.approvals).run_once()
 

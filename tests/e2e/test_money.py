@@ -3,6 +3,8 @@
 from decimal import Decimal
 from pathlib import Path
 
+import pytest
+
 from lineshaft import Lineshaft, NewTask
 from tests.e2e.conftest import address, started
 
@@ -24,6 +26,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow("a server and agents in their own processes")
 async def test_agents_without_the_variable_obey_the_daily_budget(dsn: str, tmp_path: Path) -> None:
     """R-237: row 1; one agent over HTTP, one on the database, neither knows of the limit."""
     (tmp_path / "spender.py").write_text(AGENT)
@@ -45,6 +48,7 @@ async def test_agents_without_the_variable_obey_the_daily_budget(dsn: str, tmp_p
     assert 1 <= limits.spent_today_usd <= Decimal("1.5")
 
 
+@pytest.mark.slow("a server and agents in their own processes")
 async def test_a_bound_token_carries_its_agents_budget(dsn: str, tmp_path: Path) -> None:
     """R-231: row 10; what the agent declares doesn't count, and it can't be another agent."""
     up = ("lineshaft.cli.main", "up", "--json", "--port", "0")

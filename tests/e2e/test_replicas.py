@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 from lineshaft import Lineshaft, NewTask
+from lineshaft.operations import agents
 from lineshaft.types import NewAgent
 from tests.agent.helpers import PATIENCE, until
 from tests.e2e.replica import BUDGET_USD, SLOTS, STEP_USD, STEPS
@@ -91,8 +92,9 @@ class Site:
     async def register(self) -> None:
         """Register the role, so that its budget can be raised before its processes start."""
         new = NewAgent(id="writer", budget_usd=BUDGET_USD)
-        registered = await self.shaft.backend.register(new)
-        await self.shaft.backend.leave("writer", registered.incarnation)
+        registered = await self.shaft.backend.call(agents.register_agent, agents.RegisterAgent(agent=new))
+        left = agents.InstanceOfAgent(id="writer", incarnation=registered.incarnation)
+        await self.shaft.backend.call(agents.leave_agent, left)
 
     async def submit(self, number: int) -> None:
         """With money for exactly these tasks."""
@@ -271,6 +273,7 @@ async def noticed_after(site: Site, since: str) -> float:
     return float(site.row(f"SELECT extract(epoch FROM max(ended_at) - {since}) FROM lineshaft.attempt")[0])
 
 
+@pytest.mark.slow("agents in their own processes")
 async def test_a_killed_process_is_noticed_by_its_sibling(where: str, dsn: str) -> None:
     """Long before its lease expires."""
     async with running(where, dsn) as site:
@@ -288,6 +291,7 @@ async def test_a_killed_process_is_noticed_by_its_sibling(where: str, dsn: str) 
         await site.end(sibling)
 
 
+@pytest.mark.slow("agents in their own processes")
 async def test_a_killed_process_is_noticed_by_its_restart(where: str, dsn: str) -> None:
     async with running(where, dsn) as site:
         await site.submit_endless(SLOTS + 1)

@@ -12,6 +12,7 @@ from lineshaft.errors import EmbeddedServerError
 from tests.embedded.helpers import FAST, postmaster_pid, query, stop_server, wait_until_idle
 
 
+@pytest.mark.slow("starts a server for each")
 @pytest.mark.parametrize(
     "name",
     ["with space and 'quote' and back\\slash", "with,comma", "ünïcode", "x" * 120],
@@ -29,6 +30,7 @@ def test_any_home_can_be_used(home: Path, name: str) -> None:
         stop_server(moved)
 
 
+@pytest.mark.slow("starts a server")
 def test_the_link_to_a_long_home_is_private_and_removed_with_the_server(
     home: Path, short_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

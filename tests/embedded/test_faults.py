@@ -21,6 +21,7 @@ def _error(home: Path, **more: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow("starts a server")
 def test_a_bad_option_is_shown_from_the_log(home: Path) -> None:
     error = _error(home, options={"shared_buffers": "a lot"})
     assert 'invalid value for parameter "shared_buffers": "a lot"' in error
@@ -55,6 +56,7 @@ def test_data_of_another_major_version(
     wait_until_idle(home)
 
 
+@pytest.mark.slow("starts servers")
 def test_the_binaries_follow_the_data(new_home: Path, wheel_binaries: Binaries) -> None:
     """The machine's binaries are preferred, but not for data that they can't use."""
     EmbeddedServer.start(new_home, binaries=wheel_binaries, options=FAST).close()
@@ -88,6 +90,7 @@ def test_something_else_in_the_place_of_the_data(new_home: Path) -> None:
     assert (new_home / "postgres" / "precious").exists()
 
 
+@pytest.mark.slow("starts servers")
 def test_an_empty_directory_in_the_place_of_the_data_is_used(new_home: Path) -> None:
     (new_home / "postgres").mkdir(parents=True)
     with EmbeddedServer.start(new_home, options=FAST) as server:
@@ -112,6 +115,7 @@ def test_too_little_space(new_home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not Layout(new_home).data.exists()
 
 
+@pytest.mark.slow("starts a server")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = short_directory / "disk"

@@ -17,6 +17,7 @@ import pytest
 from lineshaft.embedded import Binaries, EmbeddedServer, locks
 from lineshaft.embedded.layout import Layout
 from lineshaft.embedded.processes import is_running
+from lineshaft.engine.postgres import migrate
 from tests.embedded.helpers import (
     FAST,
     User,
@@ -28,6 +29,7 @@ from tests.embedded.helpers import (
 )
 
 
+@pytest.mark.slow("creates a database cluster")
 def test_starts_from_nothing_and_keeps_the_data(new_home: Path, binaries: Binaries) -> None:
     with EmbeddedServer.start(new_home, binaries=binaries, options=FAST) as server:
         assert server.home == new_home
@@ -53,6 +55,14 @@ def test_durable_by_default(home: Path) -> None:
         assert query(server.dsn, "SHOW fsync") == "on"
         assert query(server.dsn, "SHOW full_page_writes") == "on"
         assert query(server.dsn, "SHOW synchronous_commit") == "on"
+        assert query(server.dsn, "SHOW autovacuum_naptime") == "5s"
+        assert migrate.advice(server.dsn) == []
+
+
+def test_a_long_pause_of_autovacuum_is_reported(home: Path) -> None:
+    with EmbeddedServer.start(home, options={**FAST, "autovacuum_naptime": "1min"}) as server:
+        (advice,) = migrate.advice(server.dsn)
+    assert advice.startswith("Autovacuum looks for work every 60 s")
 
 
 def test_the_dsn_has_no_password_and_the_passfile_is_private(home: Path) -> None:
@@ -107,6 +117,7 @@ def test_several_shares_in_one_process_are_one_server(home: Path) -> None:
     wait_until_idle(home)
 
 
+@pytest.mark.slow("starts many processes")
 def test_simultaneous_starters_get_one_server(new_home: Path) -> None:
     with ExitStack() as stack:
         users = [stack.enter_context(User(new_home)) for _ in range(4)]
@@ -154,6 +165,7 @@ def _use_until(dsn: str, connected: Event, enough: Event) -> None:
     query(dsn, "SELECT 1")
 
 
+@pytest.mark.slow("starts processes and a server")
 def test_a_forked_child_keeps_the_server_until_it_ends(home: Path) -> None:
     fork = multiprocessing.get_context("fork")
     connected, enough = fork.Event(), fork.Event()
@@ -169,6 +181,7 @@ def test_a_forked_child_keeps_the_server_until_it_ends(home: Path) -> None:
     wait_until_idle(home)
 
 
+@pytest.mark.slow("starts processes and a server")
 def test_a_program_of_a_user_inherits_no_locks(home: Path) -> None:
     """Neither PostgreSQL nor any other child may hold the locks of its starter."""
     server = EmbeddedServer.start(home, options=FAST)
@@ -178,6 +191,7 @@ def test_a_program_of_a_user_inherits_no_locks(home: Path) -> None:
         bystander.kill()
 
 
+@pytest.mark.slow("starts processes and a server")
 def test_the_watcher_is_small_and_pins_no_directory(home: Path) -> None:
     with EmbeddedServer.start(home, options=FAST):
         proc = Path("/proc") / str(watcher_pid(home))
@@ -191,6 +205,7 @@ def test_the_watcher_is_small_and_pins_no_directory(home: Path) -> None:
         assert [(proc / "fd" / str(number)).readlink() for number in (0, 1)] == [Path(os.devnull)] * 2
 
 
+@pytest.mark.slow("starts servers")
 def test_options_reach_the_server_and_a_port_reaches_the_dsn(home: Path) -> None:
     with EmbeddedServer.start(home, options=FAST | {"work_mem": "7MB", "port": "6543"}) as server:
         assert query(server.dsn, "SHOW work_mem") == "7MB"
@@ -199,6 +214,7 @@ def test_options_reach_the_server_and_a_port_reaches_the_dsn(home: Path) -> None
             assert query(joined.dsn, "SHOW port") == "6543"
 
 
+@pytest.mark.slow("starts several servers")
 def test_each_home_has_its_own_server(
     home: Path,
     short_directory: Path,
@@ -217,6 +233,7 @@ def test_the_start_lock_is_free_afterwards(home: Path) -> None:
         assert not locks.is_held(Layout(home).start_lock)
 
 
+@pytest.mark.slow("starts processes and a server")
 def test_process_1_of_a_container_waits_for_the_shutdown(home: Path) -> None:
     """All others are killed when it ends, the watcher too."""
     unshare = shutil.which("unshare")

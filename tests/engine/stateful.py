@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tests.examples import examples
+
 
 @dataclass(frozen=True)
 class Histories:
@@ -15,7 +17,7 @@ class Histories:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=self.many or few,
+                max_examples=self.many or examples(few),
                 stateful_step_count=2 * steps if self.many else steps,
                 deadline=None,
                 derandomize=self.many is None,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.artifact_stores import place, s3_place, s3_url
+from tests.artifact_stores import place
 from tests.hostile.conftest import Serving
 
-__all__ = ["place", "s3_place", "s3_url"]
+__all__ = ["place"]
 
 #: A run by hand may use more.
 MEBIBYTES = int(os.environ.get("ARTIFACT_MEBIBYTES", "128"))

@@ -43,6 +43,7 @@ def on_a_terminal(*arguments: str, **variables: str) -> bytes:
     return said
 
 
+@pytest.mark.slow("starts a process for each command")
 async def test_control_characters_never_reach_a_terminal(dsn: str) -> None:
     async with Lineshaft(dsn) as shaft:
         made = await shaft.submit(
@@ -72,6 +73,7 @@ async def test_control_characters_never_reach_a_terminal(dsn: str) -> None:
         assert not any(found in said for found in FORBIDDEN), (command, said)
 
 
+@pytest.mark.slow("starts a process")
 def test_the_log_of_a_server_on_a_terminal() -> None:
     program = (
         "import io, logging, sys; from lineshaft import logs; logs.configure('text');"
@@ -89,6 +91,7 @@ def test_the_log_of_a_server_on_a_terminal() -> None:
         assert not any(found in said for found in FORBIDDEN), said
 
 
+@pytest.mark.slow("starts a process for each")
 @pytest.mark.parametrize(
     "url",
     [
@@ -129,6 +132,7 @@ def merges(number: int) -> str:
     return "\n".join(["type: t", "spec:", *(f"  {line}" for line in lines)])
 
 
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     "text",
     [levels(9), merges(9), "type: t\nspec: &s {a: *s}", "type: t\nspec: " + "[" * 5_000, "- " * 50_000],
@@ -156,6 +160,7 @@ def test_a_file_that_expands(tmp_path: Path, dsn: str, text: str) -> None:
     assert "Unexpected" not in said.stderr
 
 
+@pytest.mark.slow("starts a process")
 def test_a_file_with_a_few_aliases(tmp_path: Path, dsn: str) -> None:
     path = tmp_path / "task.yaml"
     path.write_text("type: t\nspec:\n  a: &a {x: 1}\n  b: *a\n  c: {<<: *a, y: 2}\n")

@@ -24,10 +24,10 @@ import pytest
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import DeliveryError, Sender
 from lineshaft.integrations.notify.apprise import Apprise
-from lineshaft.integrations.notify.command import Command
+from lineshaft.integrations.notify.command import NotifyCommand
 from lineshaft.integrations.notify.review_log import ReviewLog, append
 from lineshaft.integrations.notify.webhook import Webhook, key_of, signature
-from lineshaft.model.notices import Message, Notice, NoticeKind, message
+from lineshaft.model.notices import Notice, NoticeKind, Notification, message
 from tests.integrations.receiver import Receiver, receiving
 
 AT = datetime(2026, 2, 8, 10, 30, tzinfo=UTC)
@@ -166,17 +166,17 @@ async def test_a_command_gets_the_message_on_its_standard_input(tmp_path: Path) 
     to = tmp_path / "got.json"
     program = f"import sys; open({str(to)!r}, 'w').write(sys.stdin.read())"
 
-    await Command((sys.executable, "-c", program), timeout_sec=60).send(MESSAGE)
+    await NotifyCommand((sys.executable, "-c", program), timeout_sec=60).send(MESSAGE)
 
-    assert msgspec.json.decode(to.read_bytes(), type=Message) == MESSAGE
+    assert msgspec.json.decode(to.read_bytes(), type=Notification) == MESSAGE
 
 
 async def test_a_command_that_fails_hangs_or_does_not_exist() -> None:
     python = sys.executable
-    fails = Command((python, "-c", "raise SystemExit(3)"), timeout_sec=60)
+    fails = NotifyCommand((python, "-c", "raise SystemExit(3)"), timeout_sec=60)
     assert await failure(fails) == "ended with exit code 3"
-    assert "can't be started" in await failure(Command(("/nowhere/s3cret",)))
-    hangs = Command((python, "-c", "import time; time.sleep(600)", "s3cret"), timeout_sec=0.05)
+    assert "can't be started" in await failure(NotifyCommand(("/nowhere/s3cret",)))
+    hangs = NotifyCommand((python, "-c", "import time; time.sleep(600)", "s3cret"), timeout_sec=0.05)
     assert await failure(hangs) == "did not finish within 0.05 s"
 
 
@@ -197,7 +197,7 @@ async def test_a_command_that_times_out_is_killed_with_its_processes(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     script = f"exec 3>{pipe}; sleep 600 & echo $! >&3; wait"
-    sending = asyncio.create_task(Command(("/bin/sh", "-c", script)).send(MESSAGE))
+    sending = asyncio.create_task(NotifyCommand(("/bin/sh", "-c", script)).send(MESSAGE))
     with await asyncio.to_thread(pipe.open) as open_while_it_runs:
         started = int(await asyncio.to_thread(open_while_it_runs.readline))
         try:
@@ -216,6 +216,7 @@ async def test_a_command_that_times_out_is_killed_with_its_processes(
 OLD_MODULES = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+@pytest.mark.slow("importing apprise takes seconds")
 @OLD_MODULES
 async def test_apprise_delivers(receiver: Receiver) -> None:
     """R-135: here to a plain JSON receiver."""
@@ -228,6 +229,7 @@ async def test_apprise_delivers(receiver: Receiver) -> None:
     assert got.json["type"] == "failure"
 
 
+@pytest.mark.slow("importing apprise takes seconds")
 @OLD_MODULES
 async def test_a_failure_of_apprise_reveals_no_url(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
@@ -243,7 +245,7 @@ async def test_a_failure_of_apprise_reveals_no_url(
     assert "s3cret" not in caplog.text
 
 
-def review(n: int = 0, **data: object) -> Message:
+def review(n: int = 0, **data: object) -> Notification:
     reported = {"resolution": "retry", "reviewer": "ann", **data}
     notice = Notice(
         kind=NoticeKind.REVIEW,
@@ -314,6 +316,7 @@ for n in range(int(sys.argv[2]), int(sys.argv[2]) + 25):
 """
 
 
+@pytest.mark.slow("starts several processes")
 def test_several_processes_append_to_one_file(tmp_path: Path) -> None:
     """R-134: no line is lost, torn or repeated."""
     processes = [

@@ -7,7 +7,7 @@ import pytest
 from lineshaft.engine.feed.outbox import Throttle
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import Destination
-from lineshaft.integrations.notify.command import Command
+from lineshaft.integrations.notify.command import NotifyCommand
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.webhook import Webhook
@@ -54,7 +54,7 @@ def test_every_setting_of_the_file(tmp_path: Path) -> None:
     assert ops.sender.headers == {"authorization": f"Bearer {SECRET}"}
     assert ops.kinds == {NoticeKind.DEAD_LETTER, NoticeKind.POISON_PILL}
     assert ops.throttle == Throttle(3, 300)
-    assert pager.sender == Command(("/usr/local/bin/page", "--urgent"))
+    assert pager.sender == NotifyCommand(("/usr/local/bin/page", "--urgent"))
     assert (pager.kinds, pager.throttle) == (DEFAULT_KINDS, Throttle(10, 60))
     assert desk.sender == ReviewLog(Path(".loki/logs/decisions").absolute())
     assert (desk.kinds, desk.throttle.most) == (frozenset({NoticeKind.REVIEW}), None)

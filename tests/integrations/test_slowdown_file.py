@@ -13,12 +13,12 @@ from lineshaft.engine.feed.outbox import Outbox, Throttle
 from lineshaft.integrations.notify import DeliveryError, Destination
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile, write
-from lineshaft.model.notices import Message, Notice, NoticeKind, message
+from lineshaft.model.notices import Notice, NoticeKind, Notification, message
 from tests.integrations.test_notify import AT
 from tests.world import Actions
 
 
-def signal(after_sec: float, wait: float) -> Message:
+def signal(after_sec: float, wait: float) -> Notification:
     at = AT + timedelta(seconds=after_sec)
     data = {"key": "model:large", "wait": wait, "until": (at + timedelta(seconds=wait)).isoformat()}
     notice = Notice(kind=NoticeKind.SLOWDOWN, at=at, text="slow down", data=data)

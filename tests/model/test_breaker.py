@@ -227,6 +227,7 @@ class TestClosed:
             ("dependency", False),
             ("step_mismatch", False),
             ("crash", True),
+            ("error", True),
             ("heartbeat_timeout", True),
             ("timeout", True),
             ("invalid_output", True),

@@ -105,6 +105,7 @@ def test_the_message_reads_as_depends_on() -> None:
     assert "depends on the next" in str(caught.value)
 
 
+@pytest.mark.slow("a hundred thousand edges")
 def test_a_long_chain_and_a_hundred_thousand_edges_need_no_recursion() -> None:
     """R-146: also where the cycle is 100,000 tasks long."""
     n = 100_000

@@ -91,11 +91,13 @@ class TestDetection:
         assert not is_rate_limit(f"id 429{tail}")
 
     def test_the_category_decides_before_the_text(self) -> None:
-        """R-210: the agent's category wins, except crash, the category of unknown failures."""
+        """R-210: the agent's category wins, except those of unknown failures."""
         assert is_rate_limit("try later", "rate_limit")
         assert is_rate_limit("HTTP 429", "crash")
+        assert is_rate_limit("HTTP 429", "error")
         assert is_rate_limit("HTTP 429", "api_error")
-        for category in set(FailureCategory) - {FailureCategory.CRASH, FailureCategory.RATE_LIMIT}:
+        unspecific = {FailureCategory.CRASH, FailureCategory.ERROR}
+        for category in set(FailureCategory) - unspecific - {FailureCategory.RATE_LIMIT}:
             assert not is_rate_limit("expected status 429, got 200", category)
 
     @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ BERLIN = ZoneInfo("Europe/Berlin")
     ("one", "other"),
     [
         ({"priority": 1}, {"priority": True}),
-        ({"surface": {"x": 1}}, {"surface": {"x": True}}),
         (
             {"output": OutputContract(validation="json-schema", validation_schema={"const": 1})},
             {"output": OutputContract(validation="json-schema", validation_schema={"const": 1.0})},

@@ -1,4 +1,4 @@
-"""Policies, presets, delays, and the decision to retry or to dead-letter."""
+"""Policies, delays, and the decision to retry or to dead-letter."""
 
 import random
 from dataclasses import FrozenInstanceError, replace
@@ -10,16 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lineshaft.errors import InvalidInputError
+from lineshaft.integrations.officeplane.preset import OFFICEPLANE
 from lineshaft.model.retry import (
     DEFAULT_NO_RETRY_ON,
     DEFAULT_RETRY_ON,
     LONGEST_DELAY_SEC,
-    PRESETS,
-    DeadLetter,
+    DeadLetterDecision,
     DeadLetterReason,
     FailureCategory,
-    Preset,
-    Retry,
+    RetryDecision,
     RetryPolicy,
     Strategy,
     category_of,
@@ -45,7 +44,7 @@ def middle() -> float:
     return 0.5
 
 
-def decide(**changes: Any) -> Retry | DeadLetter:
+def decide(**changes: Any) -> RetryDecision | DeadLetterDecision:
     """The decision after a first crash of an ordinary task, with these changes."""
     facts: dict[str, Any] = {
         "category": "crash",
@@ -175,6 +174,20 @@ class TestPolicy:
         assert policy.retries("timeout")
         assert policy.retries("auth_failure") is False
 
+    def test_an_error_of_the_handler_is_a_crash_wherever_only_crashes_are_named(self) -> None:
+        """R-118: policies were written before the two were told apart."""
+        assert RetryPolicy().retries("error")
+        assert RetryPolicy(retry_on=("crash",)).retries("error")
+        assert not RetryPolicy(retry_on=("timeout",)).retries("error")
+        assert not RetryPolicy(no_retry_on=("crash",)).retries("error")
+        only_error = RetryPolicy(retry_on=("error",))
+        assert (only_error.retries("error"), only_error.retries("crash")) == (True, False)
+        only_lost = RetryPolicy(no_retry_on=("error",))
+        assert (only_lost.retries("error"), only_lost.retries("crash")) == (False, True)
+        both = RetryPolicy(retry_on=("error",), no_retry_on=("crash",))
+        assert (both.retries("error"), both.retries("crash")) == (True, False)
+        assert category_of("Error: KeyError") == "error"
+
     def test_an_explicit_retry_on_wins_over_a_default(self) -> None:
         """U15: explicit fields win; of two explicit lists, no_retry_on wins."""
         assert RetryPolicy(retry_on=("auth_failure",)).retries("auth_failure")
@@ -193,43 +206,6 @@ class TestPolicy:
 
         assert refusing.refuses(category_of(category))
         assert not refusing.retries(category_of(category))
-
-
-class TestPresets:
-    @pytest.mark.parametrize(
-        ("preset", "attempts", "boost", "duration", "report"),
-        [
-            (Preset.FACTORY, 3, 0.1, None, False),
-            (Preset.LOKI, 3, 0, None, True),
-            (Preset.OFFICEPLANE, 4, 0, 300, False),
-        ],
-    )
-    def test_the_numbers_of_each_preset(
-        self, preset: Preset, attempts: int, boost: float, duration: float | None, report: bool
-    ) -> None:
-        """U2, U11, R-016, R-093, R-119, R-165."""
-        found = PRESETS[preset]
-
-        assert (found.max_attempts, found.boost_per_minute) == (attempts, boost)
-        assert (found.max_duration_sec, found.require_decision_report) == (duration, report)
-
-    @pytest.mark.parametrize(
-        ("preset", "delays"),
-        [
-            (Preset.LOKI, [60, 120, 240, 480, 960, 1920, 3600, 3600]),
-            (Preset.OFFICEPLANE, [5, 25, 125, 625]),
-            (Preset.FACTORY, [10, 20, 40, 80, 160, 300, 300]),
-        ],
-    )
-    def test_the_delays_of_each_preset(self, preset: Preset, delays: list[float]) -> None:
-        """U3, R-112, R-113, R-114, F-7, F-50: from the base each time: after 240 comes 480, not 3840."""
-        policy = PRESETS[preset].retry
-
-        assert [retry_delay(policy, n, middle) for n in range(1, len(delays) + 1)] == delays
-
-    def test_only_factory_has_jitter(self) -> None:
-        """U3."""
-        assert [preset for preset in Preset if PRESETS[preset].retry.jitter] == [Preset.FACTORY]
 
 
 class TestDelay:
@@ -268,7 +244,7 @@ class TestDelay:
 
     def test_no_number_of_failures_overflows(self) -> None:
         """U3: officeplane has no cap, and 5·5^9999 exceeds a float."""
-        assert retry_delay(PRESETS[Preset.OFFICEPLANE].retry, 10_000, middle) == LONGEST_DELAY_SEC
+        assert retry_delay(OFFICEPLANE.retry, 10_000, middle) == LONGEST_DELAY_SEC
         assert retry_delay(RetryPolicy(initial_delay_sec=0, max_delay_sec=None), 10_000, middle) == 0
 
     @given(policies, st.integers(1, 50), st.integers())
@@ -286,29 +262,31 @@ class TestDelay:
 class TestDecision:
     def test_a_first_crash_is_retried(self) -> None:
         """R-110."""
-        assert decide() == Retry(10)
+        assert decide() == RetryDecision(10)
 
     @pytest.mark.parametrize("reason", ["heartbeat_timeout", "claim_expired", "agent_restarted"])
     def test_a_lost_lease_is_retried_as_a_crash(self, reason: str) -> None:
         """F-25: also with an explicit list."""
-        assert decide(category=reason, policy=RetryPolicy(retry_on=("crash",))) == Retry(10)
+        assert decide(category=reason, policy=RetryPolicy(retry_on=("crash",))) == RetryDecision(10)
 
     def test_the_last_failed_attempt_dead_letters_the_task(self) -> None:
         """R-111: at max_attempts, not after."""
-        assert isinstance(decide(attempts=2), Retry)
-        assert decide(attempts=3) == DeadLetter(DeadLetterReason.MAX_ATTEMPTS, poison_pill=False)
-        assert decide(attempts=1, max_attempts=1) == DeadLetter(
+        assert isinstance(decide(attempts=2), RetryDecision)
+        assert decide(attempts=3) == DeadLetterDecision(DeadLetterReason.MAX_ATTEMPTS, poison_pill=False)
+        assert decide(attempts=1, max_attempts=1) == DeadLetterDecision(
             DeadLetterReason.MAX_ATTEMPTS, poison_pill=False
         )
 
     @pytest.mark.parametrize("category", ["auth_failure", "cancelled", "invalid_input"])
     def test_some_categories_dead_letter_immediately(self, category: str) -> None:
         """R-118."""
-        assert decide(category=category) == DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill=False)
+        assert decide(category=category) == DeadLetterDecision(
+            DeadLetterReason.NOT_RETRYABLE, poison_pill=False
+        )
 
     def test_an_attempt_over_its_budget_dead_letters_the_task(self) -> None:
         """R-235: no retry."""
-        assert decide(category="budget_exceeded") == DeadLetter(
+        assert decide(category="budget_exceeded") == DeadLetterDecision(
             DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False
         )
 
@@ -316,11 +294,11 @@ class TestDecision:
         """Its cause is a deployment, not the task."""
         assert decide(
             category="step_mismatch", attempts=3, max_attempts=9, failed_agents=["a", "b", "c"]
-        ) == DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill=False)
+        ) == DeadLetterDecision(DeadLetterReason.NOT_RETRYABLE, poison_pill=False)
 
     def test_two_agents_and_three_failures_are_a_poison_pill(self) -> None:
         """R-136: remaining attempts are skipped."""
-        assert decide(attempts=3, max_attempts=9, failed_agents=["a", "b", "b"]) == DeadLetter(
+        assert decide(attempts=3, max_attempts=9, failed_agents=["a", "b", "b"]) == DeadLetterDecision(
             DeadLetterReason.POISON_PILL, poison_pill=True
         )
 
@@ -329,7 +307,7 @@ class TestDecision:
         """R-136, F-26: also when the attempts end at the same time."""
         decision = decide(attempts=3, failed_agents=["a", "b", "a"], **changes)
 
-        assert isinstance(decision, DeadLetter)
+        assert isinstance(decision, DeadLetterDecision)
         assert decision.poison_pill
 
     @pytest.mark.parametrize(
@@ -344,18 +322,18 @@ class TestDecision:
         """R-238: no attempt after the limit over all attempts."""
         limit = Decimal("1.00")
 
-        assert isinstance(decide(total_cost_usd=Decimal("0.999999"), max_total_cost_usd=limit), Retry)
-        assert decide(total_cost_usd=Decimal(1), max_total_cost_usd=limit) == DeadLetter(
+        assert isinstance(decide(total_cost_usd=Decimal("0.999999"), max_total_cost_usd=limit), RetryDecision)
+        assert decide(total_cost_usd=Decimal(1), max_total_cost_usd=limit) == DeadLetterDecision(
             DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False
         )
-        assert isinstance(decide(total_cost_usd=Decimal(5000)), Retry)
+        assert isinstance(decide(total_cost_usd=Decimal(5000)), RetryDecision)
 
     def test_fallback_models_from_the_second_failure_on(self) -> None:
         """R-117, F-28: derived from the count, so that a revived task starts with its preferences."""
         models = {"model_preferences": ["sonnet", "gpt"], "fallback_models": ["haiku"]}
 
-        assert decide(attempts=1, **models) == Retry(10, ("sonnet", "gpt"))
-        assert decide(attempts=2, **models) == Retry(20, ("haiku",))
+        assert decide(attempts=1, **models) == RetryDecision(10, ("sonnet", "gpt"))
+        assert decide(attempts=2, **models) == RetryDecision(20, ("haiku",))
         assert models_for_next(0, **models) == ("sonnet", "gpt")
         assert models_for_next(2, ["sonnet"], []) == ("sonnet",)
 
@@ -385,8 +363,8 @@ class TestDecision:
         poison = attempts >= 3 and len(set(agents) - {None}) >= 2 and category_of(category) != "step_mismatch"
         allowed = attempts < max_attempts and policy.retries(category_of(category)) and not poison
 
-        assert isinstance(decision, Retry) == allowed
-        if isinstance(decision, DeadLetter):
+        assert isinstance(decision, RetryDecision) == allowed
+        if isinstance(decision, DeadLetterDecision):
             assert decision.poison_pill == poison
 
     @given(st.text(min_size=1))

@@ -1,5 +1,7 @@
 """Short forms of ids: unique among those shown, and found again."""
 
+import pytest
+
 from lineshaft.ids import IdFactory, new_id
 from lineshaft.model.short_ids import is_whole, matches, ranges, short_id, short_ids
 
@@ -25,6 +27,7 @@ def test_the_end_is_as_long_as_needed_to_tell_ids_apart() -> None:
     assert found[ID.replace("task", "dag")] == "J8K2M3N4-W1X2", "of another kind"
 
 
+@pytest.mark.slow("compares ten thousand ids")
 def test_ten_thousand_ids_of_one_millisecond_have_different_short_forms() -> None:
     factory = IdFactory(milliseconds=lambda: 1_790_000_000_000)
     ids = [factory("task") for _ in range(10_000)]

@@ -10,14 +10,14 @@ from lineshaft.model.states import (
     LIVE,
     TRANSIENT,
     TRANSITIONS,
-    Operation,
     Status,
+    TaskOperation,
 )
 
 MOVES = {(t.source, t.operation): t for t in TRANSITIONS}
 
 
-def walk(start: Status, *operations: Operation) -> Status:
+def walk(start: Status, *operations: TaskOperation) -> Status:
     for operation in operations:
         start = MOVES[start, operation].target
     return start
@@ -33,19 +33,19 @@ def test_an_operation_leads_from_a_state_to_exactly_one_other() -> None:
     counts = Counter((t.source, t.operation) for t in TRANSITIONS)
 
     assert [pair for pair, n in counts.items() if n > 1] == []
-    assert {t.operation for t in TRANSITIONS} == set(Operation)
+    assert {t.operation for t in TRANSITIONS} == set(TaskOperation)
 
 
 def test_the_happy_path() -> None:
     """R-031, R-032."""
     end = walk(
         Status.CREATED,
-        Operation.JOIN_DAG,
-        Operation.UNBLOCK,
-        Operation.CLAIM,
-        Operation.START,
-        Operation.SUBMIT_OUTPUT,
-        Operation.ACCEPT,
+        TaskOperation.JOIN_DAG,
+        TaskOperation.UNBLOCK,
+        TaskOperation.CLAIM,
+        TaskOperation.START,
+        TaskOperation.SUBMIT_OUTPUT,
+        TaskOperation.ACCEPT,
     )
 
     assert end is Status.COMPLETED
@@ -54,35 +54,35 @@ def test_the_happy_path() -> None:
 @pytest.mark.parametrize(
     ("source", "operation"),
     [
-        (Status.CLAIMED, Operation.EXPIRE),
-        (Status.RUNNING, Operation.EXPIRE),
-        (Status.VALIDATING, Operation.EXPIRE),
-        (Status.VALIDATING, Operation.REJECT),
+        (Status.CLAIMED, TaskOperation.EXPIRE),
+        (Status.RUNNING, TaskOperation.EXPIRE),
+        (Status.VALIDATING, TaskOperation.EXPIRE),
+        (Status.VALIDATING, TaskOperation.REJECT),
     ],
 )
-def test_every_failed_attempt_is_retried_or_dead_lettered(source: Status, operation: Operation) -> None:
+def test_every_failed_attempt_is_retried_or_dead_lettered(source: Status, operation: TaskOperation) -> None:
     """R-033, R-034, R-035, F-19."""
-    assert walk(source, operation, Operation.SCHEDULE_RETRY, Operation.PROMOTE) is Status.READY
-    assert walk(source, operation, Operation.DEAD_LETTER) is Status.DEAD_LETTERED
+    assert walk(source, operation, TaskOperation.SCHEDULE_RETRY, TaskOperation.PROMOTE) is Status.READY
+    assert walk(source, operation, TaskOperation.DEAD_LETTER) is Status.DEAD_LETTERED
 
 
 @pytest.mark.parametrize("source", sorted(LIVE))
 def test_a_task_that_has_not_ended_can_be_cancelled(source: Status) -> None:
     """R-036."""
-    assert MOVES[source, Operation.CANCEL].event == "task.cancelled"
+    assert MOVES[source, TaskOperation.CANCEL].event == "task.cancelled"
 
 
 @pytest.mark.parametrize("source", sorted(Status))
 def test_only_people_move_an_ended_task(source: Status) -> None:
-    """R-040: COMPLETED is final; a dead letter can be revived or cancelled, a cancelled task revived."""
+    """R-040: a dead letter can be revived or cancelled, a cancelled task revived, a completed one rerun."""
     out = {t.operation for t in TRANSITIONS if t.source is source}
 
     if source is Status.COMPLETED:
-        assert out == set()
+        assert out == {TaskOperation.RERUN}
     elif source is Status.CANCELLED:
-        assert out == {Operation.REVIVE}
+        assert out == {TaskOperation.REVIVE}
     elif source is Status.DEAD_LETTERED:
-        assert out == {Operation.REVIVE, Operation.CANCEL}
+        assert out == {TaskOperation.REVIVE, TaskOperation.CANCEL}
     else:
         assert out
 

@@ -7,13 +7,13 @@ from hypothesis import given
 
 from lineshaft.errors import CycleError
 from lineshaft.pictures import layout as module
-from lineshaft.pictures.layout import COLUMN_GAP, HEIGHT, ROW_GAP, WIDTH, Layout, layout
+from lineshaft.pictures.layout import COLUMN_GAP, HEIGHT, ROW_GAP, WIDTH, GraphLayout, layout
 from tests.pictures.graphs import patient, structures
 
 Structure = tuple[int, tuple[tuple[int, int], ...]]
 
 
-def assert_sound(found: Layout, boxes: int, edges: tuple[tuple[int, int], ...]) -> None:
+def assert_sound(found: GraphLayout, boxes: int, edges: tuple[tuple[int, int], ...]) -> None:
     assert len(found.corners) == boxes
     columns: dict[float, list[float]] = {}
     for x, y in found.corners:
@@ -34,7 +34,7 @@ def assert_sound(found: Layout, boxes: int, edges: tuple[tuple[int, int], ...]) 
         assert all(0 <= y <= found.height for _, y in points)
 
 
-def assert_no_edge_behind_a_box(found: Layout) -> None:
+def assert_no_edge_behind_a_box(found: GraphLayout) -> None:
     for points in found.routes.values():
         for x, y in points[1:-1]:
             for left, top in found.corners:

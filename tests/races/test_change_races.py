@@ -32,7 +32,7 @@ async def test_a_change_that_waits_for_a_claim_holds_once_the_task_is_handed_bac
         "d", [NewTask("code", key="x", max_cost_usd=1), NewTask("code", priority=30, max_cost_usd=1)]
     )
     x = dag.tasks["x"].id
-    await one.operations.change(x, TaskChange(priority=10))
+    await one.edit.edit(x, TaskChange(priority=10))
     with (
         held(dsn, "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE", dag.id) as holder,
         psycopg.connect(dsn, autocommit=True) as look,
@@ -40,7 +40,7 @@ async def test_a_change_that_waits_for_a_claim_holds_once_the_task_is_handed_bac
         # It has the task, and waits for the DAG's money.
         claiming = asyncio.ensure_future(one.claims.claim("a1", 1))
         await waiting(look, 1)
-        (changed,) = await race(look, holder, two.operations.change(x, TaskChange(priority=40)), already=1)
+        (changed,) = await race(look, holder, two.edit.edit(x, TaskChange(priority=40)), already=1)
         claim = await claiming
         assert changed is None
         assert [task.id for task in claim.tasks] == [x]
@@ -60,7 +60,7 @@ async def test_a_claim_does_not_wait_for_a_change(engines: tuple[Engine, Engine]
         held(dsn, "SELECT FROM lineshaft.task WHERE id = %s FOR UPDATE", x.id) as holder,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
-        changing = asyncio.ensure_future(two.operations.change(x.id, TaskChange(priority=90)))
+        changing = asyncio.ensure_future(two.edit.edit(x.id, TaskChange(priority=90)))
         await waiting(look, 1)
         assert [task.id for task in await running(one, 5)] == [y.id]
         holder.rollback()
@@ -80,7 +80,7 @@ async def test_change_against_complete(engines: tuple[Engine, Engine], dsn: str)
                 look,
                 holder,
                 one.work.complete([Completion(ref(task), DONE)]),
-                two.operations.change(task.id, TaskChange(priority=7)),
+                two.edit.edit(task.id, TaskChange(priority=7)),
             )
             row = look.execute("SELECT priority FROM lineshaft.task WHERE id = %s", [task.id]).fetchone()
             kinds = look.execute("SELECT kind FROM lineshaft.events WHERE task_id = %s", [task.id]).fetchall()

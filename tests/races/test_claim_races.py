@@ -22,7 +22,7 @@ LIVE = "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE"
 @pytest.fixture
 async def weighing(engines: Engines) -> Engines:
     """Something is paused, though nothing of these tests: the fast path is closed."""
-    await engines[0].operations.pause("something else")
+    await engines[0].pauses.pause("something else")
     return engines
 
 
@@ -38,7 +38,7 @@ async def test_tasks_are_changed_while_their_claim_waits(weighing: Engines, dsn:
     with held(dsn, AGENT) as holder, psycopg.connect(dsn, autocommit=True) as look:
         claiming = asyncio.ensure_future(one.claims.claim("a1", 1, limit=3, start=True))
         await waiting(look, 1)
-        await two.operations.change(tasks[1].id, TaskChange(tags=["t"]))
+        await two.edit.edit(tasks[1].id, TaskChange(tags=["t"]))
         holder.rollback()
         assert {task.id for task in (await claiming).tasks} == {task.id for task in tasks}
 

@@ -8,7 +8,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion
-from tests.races.helpers import DONE, running, status, waiting
+from tests.races.helpers import DONE, held, running, status, waiting
 from tests.world import ref
 
 
@@ -55,3 +55,23 @@ async def test_the_first_dependent_wakes_who_passed_its_upstream_over(
         notification = next(listener.notifies(timeout=60))
         assert notification.payload == "*"
         assert [task.id for task in await running(one)] == [up.id]
+
+
+async def test_of_two_first_claims_of_a_dag_one_begins_it(engines: tuple[Engine, Engine], dsn: str) -> None:
+    """Both claim on the fast path, both find the DAG pending, and both get their tasks."""
+    one, two = engines
+    dag = await one.submission.submit_dag("d", [NewTask("code", key=key) for key in "abcd"])
+    with psycopg.connect(dsn, autocommit=True) as look:
+        with held(dsn, "SELECT FROM lineshaft.dag WHERE id = %s FOR UPDATE", dag.id):
+            first = asyncio.ensure_future(running(one, 2))
+            await waiting(look, 1)
+            second = asyncio.ensure_future(running(two, 2, "a2"))
+            await waiting(look, 2)
+        assert len({task.id for task in [*await first, *await second]}) == 4
+        assert one.claims._fast_path.is_open("a1")
+        assert two.claims._fast_path.is_open("a2")
+        ((begun, state),) = look.execute(
+            "SELECT count(*) FILTER (WHERE 'dag.running' = ANY (kinds)),"
+            " (SELECT status::text FROM lineshaft.dag) FROM lineshaft.event WHERE task_id IS NULL"
+        ).fetchall()
+        assert (begun, state) == (1, "running")

@@ -10,14 +10,14 @@ import pytest
 from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.transition.complete import Complete
+from lineshaft.engine.transition.complete import Completions
 from lineshaft.errors import InvalidTransitionError, LineshaftError, StaleClaimError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.types import ApprovalDecision, NewAgent
-from lineshaft.types.work import ClaimedTask, Completion, Failure, Moved
+from lineshaft.types.work import Cancellation, ClaimedTask, Completion, Failure, Moved
 from tests.gate_verdicts import gated_attempts
 from tests.races.helpers import LIVE_ROW, held, race, running, status, waiting
-from tests.world import ref, without_gates
+from tests.world import only, ref, without_gates
 
 YES = ApprovalDecision(approve=True, reviewer="ann")
 NO = ApprovalDecision(approve=False, reviewer="bob", note="no")
@@ -29,7 +29,7 @@ async def slow(_: Any, __: CandidateOutput) -> bool:
 
 
 async def handed_in(
-    engine: Engine, *gates: Gate, complete: Complete | None = None, **fields: Any
+    engine: Engine, *gates: Gate, complete: Completions | None = None, **fields: Any
 ) -> ClaimedTask:
     output = OutputContract(validation=gates)
     await engine.submission.submit([NewTask("code", output=output, **fields)])
@@ -62,7 +62,7 @@ async def test_approving_against_cancelling(
     """One of them wins, and the other gets an error."""
     one, two = engines
     task = await handed_in(one, Gate("human"))
-    sides = [one.approvals.decide(task.id, YES), two.operations.cancel(task.id, "no")]
+    sides = [one.approvals.decide(task.id, YES), two.cancel.cancel(task.id, "no")]
 
     found = await against(dsn, task.id, *(sides if order == "approve first" else sides[::-1]))
 
@@ -207,20 +207,58 @@ async def test_refusing_against_reaping(
     assert status(connection, task.id) == "RETRYING"
 
 
+@pytest.mark.parametrize("way", ["fail", "cancel"])
 async def test_a_verdict_against_the_agents_own_failure(
-    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection, way: str
 ) -> None:
+    """What was handed in can't be taken back, whoever is first."""
     one, two = engines
     for engine in engines:
         engine.checks.register("slow", slow)
     task = await handed_in(one, Gate("slow"))
     (output,) = await one.gates.take(limit=1, lease_sec=60)
 
-    await against(
-        dsn, task.id, one.gates.settle(output, PASSED), two.work.fail([Failure(ref(task), "sorry")])
+    withdraw = (
+        two.work.fail([Failure(ref(task), "sorry")])
+        if way == "fail"
+        else two.work.cancel([Cancellation(ref(task), "no")])
     )
 
-    assert len(ends(connection, task.id)) == 1
+    _, (refused,) = await against(dsn, task.id, one.gates.settle(output, PASSED), withdraw)
+
+    assert refused.error is not None
+    assert ends(connection, task.id) == ["task.completed"]
+
+
+@pytest.mark.parametrize("first", ["complete", "fail"])
+async def test_handing_in_against_failing(
+    engines: tuple[Engine, Engine], dsn: str, connection: psycopg.Connection, first: str
+) -> None:
+    """The first one counts: an output that waits for a person stays, a failed attempt hands nothing in."""
+    one, two = engines
+    await one.submission.submit([NewTask("code", output=OutputContract(validation=(Gate("human"),)))])
+    (task,) = await running(one)
+    completing, failing = (
+        one.work.complete([Completion(ref(task), b'"x"')]),
+        two.work.fail([Failure(ref(task), "sorry")]),
+    )
+
+    with held(dsn, LIVE_ROW, task.id) as holder:
+        sides: list[asyncio.Future[list[Moved]]] = []
+        for number, side in enumerate(
+            (completing, failing) if first == "complete" else (failing, completing)
+        ):
+            sides.append(asyncio.ensure_future(side))
+            await waiting(connection, number + 1)
+        holder.rollback()
+        moved, refused = [only(await side) for side in sides]
+
+    if first == "complete":
+        assert isinstance(refused.error, InvalidTransitionError)
+        assert (moved.status, status(connection, task.id)) == ("VALIDATING", "VALIDATING")
+    else:
+        assert isinstance(refused.error, StaleClaimError)
+        assert (moved.status, status(connection, task.id)) == ("RETRYING", "RETRYING")
 
 
 async def test_one_completion_sent_twice_at_once(

@@ -88,7 +88,7 @@ async def test_a_task_joins_a_dead_letter_while_it_is_decided_about(
     await one.work.fail([Failure(ref(lone), "no", "auth_failure")])
     dag_id = (await one.read.task(lone.id)).dag_id
     other = {
-        "retry": lambda: two.operations.retry(lone.id),
+        "retry": lambda: two.revive.retry(lone.id),
         "cancel": lambda: two.dead_letters.resolve(
             lone.id, ResolutionRequest(resolution=Resolution.CANCEL, reviewer="ann", note="no")
         ),

@@ -13,7 +13,7 @@ from lineshaft.errors import CycleError, LineshaftError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import NewAgent
-from lineshaft.types.work import Completion, Failure
+from lineshaft.types.work import Completion, Failure, HeldTask, Presence
 from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
 from tests.world import Actions, ref, spawn_children
 
@@ -133,7 +133,7 @@ async def test_cancel_against_complete(engines: tuple[Engine, Engine], dsn: str)
             look,
             holder,
             one.work.complete([Completion(ref(task), DONE)]),
-            two.operations.cancel(task.id, "not needed"),
+            two.cancel.cancel(task.id, "not needed"),
         )
         end, child = status(look, task.id), status(look, dag.tasks["c"].id)
     if end == Status.COMPLETED:
@@ -148,17 +148,21 @@ async def test_cancel_against_complete(engines: tuple[Engine, Engine], dsn: str)
 async def test_a_heartbeat_saves_its_task_from_the_reaper(
     engines: tuple[Engine, Engine], dsn: str, clock: MovableClock
 ) -> None:
-    """Neither waits for a locked row: the heartbeat renews nothing, and the reaper skips it."""
+    """Neither waits for a locked row: the heartbeat renews nothing, and says so; the reaper skips it."""
     one, two = engines
     await one.submission.submit([NewTask("code")])
     (task,) = await running(one)
+    agent = Presence("a1", 1)
+    report = [HeldTask(task.id, task.epoch, agent)]
     clock.advance(91)
     with held(dsn, LIVE_ROW, task.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
-        assert await Actions(one).heartbeat("a1", 1, [ref(task)]) == {task.id: "continue"}
+        answers = await one.work.heartbeat([agent], report)
+        assert (answers.over, answers.not_renewed) == ([], {(task.id, task.epoch)})
         assert await two.maintenance.reap(10) == {}
         holder.rollback()
 
-        assert await Actions(one).heartbeat("a1", 1, [ref(task)]) == {task.id: "continue"}
+        answers = await one.work.heartbeat([agent], report)
+        assert (answers.over, answers.not_renewed) == ([], set())
         assert await two.maintenance.reap(10) == {}
         assert status(look, task.id) == Status.RUNNING
 
@@ -232,7 +236,7 @@ async def test_spawn_against_cancel_leaves_no_orphan(engines: tuple[Engine, Engi
             look,
             holder,
             spawn_children(one, ref(parent), [NewTask("child")], wait=True),
-            two.operations.cancel(parent.id, "stop"),
+            two.cancel.cancel(parent.id, "stop"),
         )
         rows = look.execute("SELECT status::text FROM lineshaft.tasks").fetchall()
     assert {row[0] for row in rows} == {"CANCELLED"}
@@ -249,7 +253,7 @@ async def test_an_edge_added_while_its_upstream_completes(engines: tuple[Engine,
             look,
             holder,
             one.work.complete([Completion(ref(task), DONE)]),
-            two.operations.add_dependencies(down.id, [up.id]),
+            two.dependencies.add(down.id, [up.id]),
         )
         assert status(look, up.id) == Status.COMPLETED
         assert status(look, down.id) == Status.READY
@@ -280,13 +284,13 @@ async def test_a_task_revived_while_its_upstream_completes(engines: tuple[Engine
     )
     (up,) = await running(one)
     down = dag.tasks["d"].id
-    await one.operations.cancel(down, "for now")
+    await one.cancel.cancel(down, "for now")
     with held(dsn, LIVE_ROW, up.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         await race(
             look,
             holder,
             one.work.complete([Completion(ref(up), DONE)]),
-            two.operations.retry(down),
+            two.revive.retry(down),
         )
         assert status(look, up.id) == Status.COMPLETED
         assert status(look, down) == Status.READY
@@ -299,8 +303,8 @@ async def test_two_edges_that_together_close_a_cycle(engines: tuple[Engine, Engi
 
     for a, b in pairwise(names):
         results = await asyncio.gather(
-            one.operations.add_dependencies(a, [b]),
-            two.operations.add_dependencies(b, [a]),
+            one.dependencies.add(a, [b]),
+            two.dependencies.add(b, [a]),
             return_exceptions=True,
         )
         assert sum(isinstance(result, CycleError) for result in results) == 1, results
@@ -350,9 +354,9 @@ async def test_sixteen_clients_doing_everything_at_once(engines: tuple[Engine, E
                     claimed = await running(engine, 1, agent)
                     await engine.work.fail([Failure(ref(task), "bad") for task in claimed])
                 case "cancel":
-                    await _allowed(engine.operations.cancel(dice.choice(roots), "no"))
+                    await _allowed(engine.cancel.cancel(dice.choice(roots), "no"))
                 case "retry":
-                    await _allowed(engine.operations.retry(dice.choice(roots)))
+                    await _allowed(engine.revive.retry(dice.choice(roots)))
                 case "submit":
                     await _allowed(engine.submission.submit([NewTask("t", depends_on=[dice.choice(roots)])]))
                 case "tick":

@@ -92,7 +92,7 @@ async def test_a_review_against_a_retry_by_hand(
             connection,
             holder,
             one.dead_letters.resolve(task_id, by("ann", "retry")),
-            two.operations.retry(task_id),
+            two.revive.retry(task_id),
         )
 
     if isinstance(reviewed, AlreadyReviewedError):

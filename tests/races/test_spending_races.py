@@ -119,7 +119,7 @@ def _release(engine: Engine, task: ClaimedTask) -> Awaitable[Any]:
 
 
 def _cancel(engine: Engine, task: ClaimedTask) -> Awaitable[Any]:
-    return engine.operations.cancel(task.id, "no")
+    return engine.cancel.cancel(task.id, "no")
 
 
 @pytest.mark.parametrize("end", [_complete, _fail, _release, _cancel])

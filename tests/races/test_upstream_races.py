@@ -26,7 +26,7 @@ from tests.world import ref, spawn_children, spawn_once
 
 
 async def revive_and_complete(engine: Engine, task_id: str) -> None:
-    await complete_next(engine, after=engine.operations.retry(task_id))
+    await complete_next(engine, after=engine.revive.retry(task_id))
 
 
 async def complete_next(engine: Engine, *, after: Awaitable[Status]) -> None:
@@ -44,10 +44,10 @@ async def test_a_task_is_revived_while_its_upstream_is_revived_and_completes(
     tasks = [NewTask("down", key="down", depends_on=[up.id]), NewTask("other", key="other")]
     dag = await one.submission.submit_dag("d", tasks)
     down = dag.tasks["down"].id
-    await one.operations.cancel(up.id, "for now")
+    await one.cancel.cancel(up.id, "for now")
     with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         # It knows what it waits for, and waits for its DAG to be counted.
-        reviving = asyncio.ensure_future(one.operations.retry(down))
+        reviving = asyncio.ensure_future(one.revive.retry(down))
         await waiting(look, 1)
         completing = asyncio.ensure_future(revive_and_complete(two, up.id))
         await passes_or_waits(look, completing, 2)
@@ -93,7 +93,7 @@ async def test_a_parent_comes_to_wait_for_a_child_while_that_is_revived_and_comp
     (parent,) = await running(one)
     made = [NewTask("open"), NewTask("up")]
     open_child, child = (await spawn_once(one, ref(parent), "k", made, wait=False)).children
-    await one.operations.cancel(child.id, "for now")
+    await one.cancel.cancel(child.id, "for now")
     with (
         held(dsn, LIVE_ROW, open_child.id) as first,
         held(dsn, INSTANCE_ROW) as second,
@@ -102,7 +102,7 @@ async def test_a_parent_comes_to_wait_for_a_child_while_that_is_revived_and_comp
         # It has found one child cancelled, and waits for the other.
         pausing = asyncio.ensure_future(spawn_once(one, ref(parent), "k", made, wait=True))
         await blocked_by(look, first)
-        reviving = asyncio.ensure_future(two.operations.retry(child.id))
+        reviving = asyncio.ensure_future(two.revive.retry(child.id))
         await passes_or_waits(look, reviving, 2)
         first.rollback()
         await blocked_by(look, second)
@@ -129,7 +129,7 @@ async def test_a_wait_for_children_and_a_new_dependency_close_a_cycle(
         new = NewTask("new", depends_on=[middle.id])
         spawning = asyncio.ensure_future(spawn_children(one, ref(parent), [new], wait=True))
         await waiting(look, 1)
-        adding = asyncio.ensure_future(two.operations.add_dependencies(last.id, [after.id]))
+        adding = asyncio.ensure_future(two.dependencies.add(last.id, [after.id]))
         await passes_or_waits(look, adding, 2)
         holder.rollback()
         spawned, added = await asyncio.gather(spawning, adding, return_exceptions=True)

@@ -110,11 +110,13 @@ async def test_an_accepted_output_that_does_not_complete_its_task_is_not_dropped
     """No call returns COMPLETED for a task that isn't: it keeps its output."""
     one, _ = engines
     async with checking(one) as (task, completing):
-        # No statement of ours does this any more.
-        connection.execute("UPDATE lineshaft.task_live SET attempt_cost_usd = %s", [TOO_MUCH])
+        # No statement of ours does this.
+        connection.execute("UPDATE lineshaft.task_live SET dag_id = 'dag_unknown'")
         connection.commit()
 
     with pytest.raises(LineshaftError, match=f"Task {task.id} passed its gates but didn't complete"):
         completing.result()
     row = connection.execute("SELECT outcome, output->'data' FROM lineshaft.attempt").fetchone()
     assert (status(connection, task.id), row) == (Status.VALIDATING, ("validating", True))
+    connection.execute("UPDATE lineshaft.task_live SET dag_id = NULL")
+    connection.commit()

@@ -50,7 +50,7 @@ async def test_a_hope_elsewhere_is_revived_while_the_last_task_here_dies(
     dag = await one.submission.submit_dag("d", [NewTask("here"), NewTask("w", depends_on=[upstream.id])])
     tasks = {task.type: task for task in await running(one, 2)}
     await one.work.fail(bad(tasks["elsewhere"]))
-    sides = [one.work.fail(bad(tasks["here"])), two.operations.retry(upstream.id)]
+    sides = [one.work.fail(bad(tasks["here"])), two.revive.retry(upstream.id)]
 
     with held(dsn, DAG_ROW, dag.id) as holder, psycopg.connect(dsn, autocommit=True) as look:
         await race(look, holder, *(sides if first == "death" else reversed(sides)))
@@ -65,7 +65,7 @@ async def test_dags_that_depend_on_each_other_fail_at_once(engines: tuple[Engine
     second = await one.submission.submit_dag(
         "2", [NewTask("b", key="b"), NewTask("w", depends_on=[first.tasks["a"].id])]
     )
-    await one.operations.add_dependencies(
+    await one.dependencies.add(
         next(found.id for key, found in first.tasks.items() if key != "a"), [second.tasks["b"].id]
     )
     tasks = {task.type: task for task in await running(one, 3)}

@@ -66,6 +66,14 @@ async def retry_task(worker: Client, ann: Client) -> Reply:
     return await ann.post(f"/v1/tasks/{await dead_letter(worker, 'retried')}/retry")
 
 
+@act("task.resolved", reason=True)
+async def rerun_task(worker: Client, ann: Client) -> Reply:
+    await worker.submit("once more")
+    task_id, token = await worker.hold(await worker.register("rerunner", types=["once more"]))
+    await worker.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token})
+    return await ann.post(f"/v1/tasks/{task_id}/rerun", {"reason": REASON})
+
+
 @act("task.resolved")
 async def retry_document_task(worker: Client, ann: Client) -> Reply:
     return await ann.post(f"/api/tasks/{await dead_letter(worker, 'document')}/retry")
@@ -97,6 +105,12 @@ async def change_task(worker: Client, ann: Client) -> Reply:
 @act("task.changed", of="change_task of a dead letter")
 async def change_dead_letter(worker: Client, ann: Client) -> Reply:
     return await ann.patch(f"/v1/tasks/{await dead_letter(worker, 'costly')}", {"max_cost_usd": 3})
+
+
+@act("cost.corrected")
+async def correct_cost(worker: Client, ann: Client) -> Reply:
+    task = await worker.submit()
+    return await ann.post(f"/v1/tasks/{task['id']}/cost", {"cost_usd": 0.31, "reason": REASON})
 
 
 @act("task.changed")
@@ -153,6 +167,11 @@ async def answer(worker: Client, ann: Client) -> Reply:
 @act("limits.changed", reason=True)
 async def change_limits(_: Client, ann: Client) -> Reply:
     return await ann.patch("/v1/limits", {"daily_budget_usd": 70, "reason": REASON})
+
+
+@act("type.changed", reason=True)
+async def set_type(_: Client, ann: Client) -> Reply:
+    return await ann.put("/v1/types/review", {"max_attempts": 2, "reason": REASON})
 
 
 @act("breaker.opened", reason=True)
@@ -280,6 +299,7 @@ async def waiting_output(client: Client) -> str:
     return task_id
 
 
+@pytest.mark.slow("calls every act")
 async def test_every_act_names_its_actor_and_its_reason(serve: Serve) -> None:
     async with serve(auth=True) as served:
         tokens, port = served.service.tokens, served.client.port

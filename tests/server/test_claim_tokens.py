@@ -213,7 +213,7 @@ async def test_a_bound_token_finishes_what_its_agent_holds(serve: Serve) -> None
             for step in ("checkpoint", "steps", "spawn", route):
                 assert await call(client, step, task["id"], item["claim_token"]) == OK, (route, step)
             for left in (await client.get("/v1/tasks", status="READY")).json["items"]:
-                await served.service.engine.operations.cancel(left["id"], "not needed", cascade=True)
+                await served.service.engine.cancel.cancel(left["id"], "not needed", cascade=True)
         for path in ("drain", "leave"):
             body = {"incarnation": agent["incarnation"]}
             assert (await client.post(f"/v1/agents/writer/{path}", body)).status == 200

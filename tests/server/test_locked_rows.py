@@ -51,9 +51,9 @@ async def test_every_operation_has_the_limit(dsn: str, impatient: str, task_id: 
     async with Engine(impatient) as engine:
         with held(dsn, LIVE_ROW, task_id):
             with pytest.raises(UnavailableError):
-                await engine.operations.change(task_id, TaskChange(priority=1))
+                await engine.edit.edit(task_id, TaskChange(priority=1))
             with pytest.raises(UnavailableError):
-                await engine.operations.cancel(task_id, "x")
+                await engine.cancel.cancel(task_id, "x")
         with held(dsn, "SELECT FROM lineshaft.task_key WHERE key = %s FOR UPDATE", "k") as holder:
             holder.execute("DELETE FROM lineshaft.task_key")
             with pytest.raises(UnavailableError):

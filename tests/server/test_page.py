@@ -1,9 +1,8 @@
-"""docs/http.md lists every code, metric and route. Its examples are run by tests/docs/test_examples.py."""
+"""docs/http.md lists every code and metric. Its routes and examples are tested in tests/docs."""
 
 import re
 from pathlib import Path
 
-from lineshaft.server.app import OPERATIONS
 from lineshaft.server.framework.problems import STATUSES
 from tests.server.test_openapi import METRICS
 
@@ -15,19 +14,3 @@ def test_every_code_and_metric_is_described() -> None:
 
     assert set(STATUSES) - {"internal"} <= described
     assert set(METRICS) <= described
-
-
-def test_every_route_is_listed_with_its_scope() -> None:
-    """All that read only are summed up in one line."""
-    lines = re.findall(r"^\| `?(\w+)`? \| [^|]*\| ([^|]*`[^|]*) \|$", PAGE, re.MULTILINE)
-    listed = {scope: set(re.findall(r"`([^`]+)`", routes)) for scope, routes in lines}
-    for operation in OPERATIONS:
-        scope = "none" if operation.scope is None else str(operation.scope)
-        path = operation.path.replace(":path", "")
-        if scope == "read" and operation.method == "GET" and path != "/metrics":
-            continue
-        if path.startswith("/v1/work/") and operation.method == "POST":
-            path = "/v1/work/…"
-        tail = re.search(r"/(?:steps/)?[^/]+$", path)
-        short = f"…{tail[0]}" if tail else path
-        assert {f"{operation.method} {path}", short} & listed[scope], operation.name

@@ -17,7 +17,7 @@ SCHEDULE = {
 }
 HOOK: dict[str, Any] = {
     "kind": "webhook",
-    "verify": {"scheme": "github", "secret_env": "HOOK_SECRET"},
+    "verify": {"scheme": "github", "secret_env": "LINESHAFT_HOOK_SECRET"},
     "template": {"goal": "Look at ${event.title}"},
 }
 

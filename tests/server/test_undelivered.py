@@ -1,6 +1,7 @@
 """Tasks whose claim never reached the client go back at once."""
 
 import asyncio
+import time
 from typing import Any
 
 import psycopg
@@ -42,6 +43,51 @@ async def test_the_client_has_left(
     await until(lambda: connection.execute(RELEASED).fetchone() == (1,))
     found = await client.task(task["id"])
     assert (found["status"], found["attempts"]) == ("READY", 0)
+
+
+@pytest.mark.parametrize("way", ["waiting", "at once", "by id", "batch", "next"])
+async def test_an_answer_that_took_longer_than_the_lease_is_not_sent(
+    served: Served,
+    dsn: str,
+    connection: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    """The database was slow, or the server was frozen: others may have the task by then."""
+
+    class Clock:
+        ahead_sec = 0.0
+
+        def clock_gettime(self, which: int) -> float:
+            return time.clock_gettime(which) + self.ahead_sec
+
+    clock = Clock()
+    monkeypatch.setattr("lineshaft.clock.time", clock)
+    client = served.client
+    agent, task = await client.register(), await client.submit()
+    path, body = call_of(way, agent, task)
+    if way == "next":
+        before, token = await client.hold(agent)
+        task = await client.submit()
+        path, body = f"/v1/tasks/{before}/complete", {"claim_token": token, "next": True}
+    with psycopg.connect(dsn) as locking:
+        locking.execute("SELECT FROM lineshaft.instance WHERE agent_id = %s FOR UPDATE", [agent["id"]])
+        answering = asyncio.ensure_future(client.post(path, body))
+        await until(lambda: connection.execute(BLOCKED).fetchone() is not None)
+        clock.ahead_sec += 100
+    reply = await answering
+
+    assert (reply.status, reply.code) == (503, "unavailable")
+    assert f"longer than the lease of task {task['id']}" in reply.json["detail"]
+    await until(lambda: connection.execute(RELEASED).fetchone() == (1,))
+    found = await client.task(task["id"])
+    assert (found["status"], found["attempts"]) == ("READY", 0)
+    if way == "next":
+        # The output is recorded; a repeated call has the same answer, without the claim that was released.
+        again = await client.post(path, body)
+        assert (again.json["status"], again.json["next_claim"]) == ("COMPLETED", None)
+    else:
+        assert (await client.post(*call_of("batch", agent, task))).json["items"][0]["waited_sec"] >= 0
 
 
 @pytest.mark.parametrize("way", ["at once", "by id", "batch", "history"])

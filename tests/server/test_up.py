@@ -141,6 +141,7 @@ async def test_two_of_them_on_one_home(up: Up) -> None:
         assert (await two.client.task(task["id"]))["status"] == "CLAIMED", "the other goes on"
 
 
+@pytest.mark.slow("starts servers")
 async def test_a_given_database_with_people_watching(up: Up, empty_dsn: str) -> None:
     """It is migrated, and streams and waiting claims don't keep the server from stopping."""
     async with up(LINESHAFT_DATABASE_URL=empty_dsn) as server:
@@ -166,6 +167,7 @@ async def test_a_given_database_with_people_watching(up: Up, empty_dsn: str) -> 
             assert {event["event"] for event in await stream.rest()} <= {"agent.registered"}
 
 
+@pytest.mark.slow("starts servers")
 async def test_a_port_that_is_taken(run: Run, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -209,7 +211,7 @@ async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psyco
         assert (await server.client.post("/v1/tasks", {"type": "x"})).status == 201
         assert (await server.client.post("/v1/pause")).status == 403
         code, out, _ = await run("token", "revoke", "ci", "--json", **url)
-        assert json.loads(out) == {"revoked": [made["id"]]}
+        assert json.loads(out) == {"revoked": [made["id"]], "sources_paused": [], "sources_running": []}
         assert (await server.client.get("/v1/tasks")).status == 401
         code, _, err = await server.stop()
         assert code == 0
@@ -221,11 +223,13 @@ async def test_tokens_and_exposure(up: Up, run: Run, dsn: str, connection: psyco
     assert (await run("token", "create", "--name", "x", "--scope", "root", **url))[0] == 2
 
 
+@pytest.mark.slow("starts a server")
 async def test_tokens_can_be_required_everywhere(up: Up, dsn: str) -> None:
     async with up(LINESHAFT_DATABASE_URL=dsn, LINESHAFT_AUTH="required") as server:
         assert (await server.client.get("/v1/tasks")).code == "unauthorized"
 
 
+@pytest.mark.slow("starts servers")
 async def test_tokens_can_be_lifted_on_loopback_only(up: Up, run: Run, dsn: str) -> None:
     variables = {"LINESHAFT_DATABASE_URL": dsn, "LINESHAFT_AUTH": "off"}
     assert (await run("token", "create", "--name", "ci", "--scope", "submit", **variables))[0] == 0
@@ -240,6 +244,7 @@ async def test_tokens_can_be_lifted_on_loopback_only(up: Up, run: Run, dsn: str)
     assert (code, "LINESHAFT_AUTH=off" in refused) == (1, True)
 
 
+@pytest.mark.slow("starts a server")
 async def test_it_says_what_it_did_and_where_things_are(tmp_path: Path, dsn: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "lineshaft.cli.main", "up", "--port", "0"),
@@ -261,9 +266,10 @@ async def test_it_says_what_it_did_and_where_things_are(tmp_path: Path, dsn: str
     assert "http://127.0.0.1:" in said
     assert "up to date" in said
     assert "reaper" in said
-    assert "not required: every account of this machine may call everything" in said
+    assert "programs of this account may call everything" in said
 
 
+@pytest.mark.slow("starts servers")
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere limits of others can't be read")
 async def test_it_takes_as_many_connections_as_the_account_may_have(tmp_path: Path, dsn: str) -> None:
     """Each agent that waits is an open file; a shell's usual limit is 1024."""

@@ -16,9 +16,10 @@ from tests.server.conftest import Serve, Served, until
 
 
 async def waiting(served: Served, agents: int) -> None:
-    """Returns when so many agents wait."""
-    while served.service.wakeups.waiting < agents:
-        await served.client.get("/healthz")
+    """Returns when so many agents wait. A claim that has returned instead doesn't make this hang."""
+    async with asyncio.timeout(60):
+        while served.service.wakeups.waiting < agents:
+            await served.client.get("/healthz")
 
 
 def claiming(client: Client, agent: Any, **fields: Any) -> "asyncio.Task[Reply]":
@@ -349,3 +350,24 @@ async def test_who_can_not_sit_down_is_not_remembered(
 
     assert (reply.status, reply.code) == (503, "unavailable")
     assert not served.service.directory._interests
+
+
+async def test_a_due_retry_wakes_one_who_waits(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No duty runs here, nobody else claims, and the one who waits doesn't look by itself."""
+    monkeypatch.setattr("lineshaft.engine.feed.wakeups.POLL_SUBSCRIBED", 1_000)
+    async with serve() as served:
+        client = served.client
+        agent = await client.register(max_concurrent_tasks=2)
+        retry = {"strategy": "fixed", "initial_delay_sec": 1, "jitter": False}
+        task = await client.submit(retry=retry)
+        _, token = await client.hold(agent)
+        waiter = claiming(client, agent)
+        await waiting(served, 1)
+
+        failed = await client.post(f"/v1/tasks/{task['id']}/fail", {"claim_token": token, "error": "no"})
+
+        assert failed.json["status"] == "RETRYING"
+        # At the end of its wait, after a minute, it would look.
+        async with asyncio.timeout(30):
+            (item,) = (await waiter).json["tasks"]
+        assert item["task"]["id"] == task["id"]

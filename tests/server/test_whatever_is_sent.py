@@ -27,6 +27,8 @@ from tests.server.client import Client
 from tests.server.conftest import serving
 from tests.server.test_operating import dead_letter
 
+pytestmark = pytest.mark.slow("hundreds of generated requests")
+
 T = TypeVar("T")
 
 #: For each operation and each of the two ways.
@@ -98,7 +100,6 @@ def in_a_thread(dsn: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
         loop.close()
 
 
-@pytest.mark.slow("hundreds of generated requests")
 def test_no_call_ends_in_a_server_error(dsn: str) -> None:
     with in_a_thread(dsn) as (url, names):
         schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
@@ -123,6 +124,9 @@ def call_it(
         operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
         operation.as_strategy(generation_mode=GenerationMode.NEGATIVE),
     )
+    if "/steps/" not in operation.path:
+        # Only names of steps have slashes.
+        names = {name: some for name, some in names.items() if name != "name"}
     known = st.fixed_dictionaries({name: st.sampled_from([None, *some]) for name, some in names.items()})
 
     @settings(

@@ -79,8 +79,9 @@ async def test_a_worker_may_ask_for_less(client: Client, call: str) -> None:
 
     (found,) = await batch(client, call, {**task, **BODIES[call]}, view="work")
 
-    # How long a failed task waits is shown too.
+    # Why an attempt failed, and how long the task waits, is shown too.
     assert (found.pop("retry_in_sec", 0) > 0) is (call == "fail")
+    assert found.pop("failure_reason", None) == ("it broke" if call == "fail" else None)
     assert found == {"id": task["id"], "status": STATUSES[call]}
 
 

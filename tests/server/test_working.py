@@ -531,13 +531,21 @@ async def test_what_an_output_is_said_to_be_is_kept(client: Client) -> None:
         assert done.json["output"]["type"] == kept
         if "validation" in contract:
             assert done.json["status"] == "VALIDATING"
+            for call in ({"error": "sorry"}, {}, {"reason": "no"}):
+                name = "fail" if "error" in call else "cancel" if call else "release"
+                refused = await client.post(f"/v1/tasks/{task['id']}/{name}", {"claim_token": token, **call})
+                assert (refused.status, refused.code) == (409, "invalid_transition"), "R-093: people decide"
             done = await client.post(f"/v1/approvals/{task['id']}", {"approve": True, "reviewer": "ada"})
         assert (done.json["status"], done.json["output"]["type"]) == ("COMPLETED", kept)
     await client.submit()
     task_id, token = await client.hold(agent)
-    for wrong in ("", "x" * 1001, "a\0b"):
+    for wrong in ("", "x" * 1001, "a\0b", "poem"):
         body = {"claim_token": token, "output": {"type": wrong}}
-        assert (await client.post(f"/v1/tasks/{task_id}/complete", body)).code == "invalid_input"
+        refused = await client.post(f"/v1/tasks/{task_id}/complete", body)
+        assert (refused.code, refused.json["errors"][0]["loc"]) == ("invalid_input", "output.type")
+        refused = await client.post("/v1/tasks", {"type": "x", "output": {"type": wrong}})
+        assert (refused.code, refused.json["errors"][0]["loc"]) == ("invalid_input", "output.type")
+        assert "must be one of code, markdown, json, artifact, got" in refused.json["detail"]
 
 
 async def test_a_traceback_is_stored_with_the_attempt(client: Client) -> None:
@@ -666,3 +674,37 @@ async def test_a_heartbeat_prepares_again_what_the_driver_has_dropped(dsn: str) 
                 await connection.execute("DEALLOCATE ALL")
 
         assert (await client.task(task_id))["cost_usd"] == 2
+
+
+async def test_a_failure_has_its_tokens(client: Client) -> None:
+    await client.submit()
+    task_id, token = await client.hold(await client.register())
+    used = {"input": 7, "output": 3}
+    body = {"claim_token": token, "error": "no", "tokens_used": used}
+
+    failed = await client.post(f"/v1/tasks/{task_id}/fail", body)
+
+    assert failed.json["failure_history"][0]["tokens_used"] == used
+
+
+async def test_a_large_output_of_an_agent_without_a_library_becomes_an_artifact(client: Client) -> None:
+    """As that of one in Python does: lists, claims and events stay small."""
+    agent = await client.register()
+    large = "x" * (2 << 20)
+    task = await client.submit()
+    below = await client.submit("below", depends_on=[task["id"]])
+    task_id, token = await client.hold(agent)
+    body = {"claim_token": token, "output": {"data": large}}
+
+    done = await client.post(f"/v1/tasks/{task_id}/complete", body)
+
+    assert done.json["output"]["data"] is None
+    assert done.json["output"]["size"] == len(large) + 2
+    ref = done.json["output"]["data_ref"]
+    assert (await client.get(f"/v1/tasks/{task_id}?full=1")).json["output"]["data"] == large
+    (item,) = await client.claim(agent)
+    assert item["task"]["id"] == below["id"]
+    assert item["inputs"][task["id"]] == {"data": None, "data_ref": ref, "size": len(large) + 2}
+    assert (await client.post(f"/v1/tasks/{task_id}/complete", body)).json["status"] == "COMPLETED", (
+        "repeated"
+    )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lineshaft.errors import InvalidInputError
+from lineshaft.sources import expressions
 from lineshaft.sources.definition import Definition, checked
 from lineshaft.sources.expressions import Budget, Expression, ExpressionError
 from lineshaft.sources.template import Template, TemplateError
@@ -102,6 +103,23 @@ def test_a_wrong_template_is_refused_with_its_place(value: Any, message: str) ->
 def test_an_expression_that_grows_without_bound_fails_soon(expression: str) -> None:
     with ends_soon(), pytest.raises(ExpressionError, match=r"too large|too many steps"):
         Expression(expression).evaluate({"event": {"a": [1] * 100}}, Budget())
+
+
+def test_functions_are_paid_by_what_they_go_through() -> None:
+    """Each goes through a long list, which takes a moment; thousands of them would take minutes."""
+    event = {"items": list(range(100_000)), "text": "x" * 1_000_000}
+    for call in ("contains(event.items, 'x')", "sum(event.items)", "contains(event.text, 'y')"):
+        template = ["${" + " || ".join([call] * 30) + "}"] * 20
+        with ends_soon(), pytest.raises(TemplateError, match="too many steps"):
+            rendered(template, event)
+    assert rendered("${length(event.items)}", event) == 100_000
+    assert rendered("${event.text == event.text}", event) is True
+
+
+def test_the_time_of_a_rendering_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "MAX_CPU_SEC", 0.0)
+    with pytest.raises(ExpressionError, match="takes longer than 0 s"):
+        Expression("event[*].a").evaluate({"event": [{"a": 1}] * 5_000}, Budget())
 
 
 @pytest.mark.parametrize(

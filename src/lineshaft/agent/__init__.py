@@ -1,29 +1,25 @@
 """Agents: claim tasks and run their handlers.
 
 - `agent` has `Agent`; `task_type` has what `@agent.task` returns.
-- `loop` is one agent at work: it claims, runs handlers and writes outcomes in batches (`writer`).
+- `run` is one call of `Agent.run`. Its parts have one duty each: `claiming` decides when to look for work and
+  for how many tasks, through the calls of `claim_calls`; `slots` counts the room; `executor` runs handlers;
+  `writer` writes outcomes in batches; `stopping` ends the work; `answers` carries out what heartbeats answer.
+- `execution` is one claimed task, with its `lease`, its `durable_steps` and its `money`. A handler sees it as
+  its `context`.
 - `lease_keeper` is a thread for the whole process that sends heartbeats for all claims.
-- `process_group` is what agents of one process share; `stopping` handles signals.
+- `process_group` is what agents of one process share; `signals` turns signals into requests to stop.
 - `handlers` turns specs into arguments; `outcome` turns return values and exceptions into outcomes.
-- `context` is what a handler sees of its attempt; `execution`, `steps` and `money` are behind it.
 """
 
-from lineshaft.agent.agent import Agent
-from lineshaft.agent.context import SyncTaskContext, TaskContext
-from lineshaft.agent.outcome import AttemptCancelled, BudgetExceeded, Cancel, Fail, Result, Snooze
-from lineshaft.agent.task_type import TaskDecorator, TaskFunction, TaskType
-
-__all__ = [
-    "Agent",
-    "AttemptCancelled",
-    "BudgetExceeded",
-    "Cancel",
-    "Fail",
-    "Result",
-    "Snooze",
-    "SyncTaskContext",
-    "TaskContext",
-    "TaskDecorator",
-    "TaskFunction",
-    "TaskType",
-]
+from lineshaft.agent.agent import Agent as Agent
+from lineshaft.agent.context import SyncTaskContext as SyncTaskContext
+from lineshaft.agent.context import TaskContext as TaskContext
+from lineshaft.agent.outcome import AttemptCancelled as AttemptCancelled
+from lineshaft.agent.outcome import BudgetExceeded as BudgetExceeded
+from lineshaft.agent.outcome import Cancel as Cancel
+from lineshaft.agent.outcome import Fail as Fail
+from lineshaft.agent.outcome import Result as Result
+from lineshaft.agent.outcome import Snooze as Snooze
+from lineshaft.agent.task_type import TaskDecorator as TaskDecorator
+from lineshaft.agent.task_type import TaskFunction as TaskFunction
+from lineshaft.agent.task_type import TaskType as TaskType

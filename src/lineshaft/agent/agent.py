@@ -1,44 +1,28 @@
 """`Agent`: handlers of task types, and their run."""
 
-import asyncio
 import contextlib
 import gc
-import logging
-import math
-import signal
-import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
+
+import msgspec
+from msgspec.structs import replace
 
 from lineshaft.agent import program, siblings
 from lineshaft.agent.handlers import Function, Handler, make_handler
-from lineshaft.agent.loop import Worker
-from lineshaft.agent.process_group import agent_process
-from lineshaft.agent.stopping import signals
-from lineshaft.agent.task_log import count
+from lineshaft.agent.run import work
+from lineshaft.agent.signals import signals
+from lineshaft.agent.stopping import StopRequest
 from lineshaft.agent.task_type import TaskDecorator, TaskFunction, plain_function
-from lineshaft.client import requests
-from lineshaft.client.backend import Backend
 from lineshaft.client.lineshaft import Lineshaft
-from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.errors import LineshaftError
 from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.tasks import NewTask, TaskDefaults, check_options
+from lineshaft.operations.new_tasks import check_batch
 from lineshaft.types import NewAgent, NewSource, SourceKind
 from lineshaft.types.sources import CatchUp, Overlap, escaped
-
-_log = logging.getLogger("lineshaft.agent")
-
-#: A connection may be silent for this long, however short heartbeats are: the server may be busy.
-_LEAST_PATIENCE_SEC = 10.0
-#: Time for the last outcomes when the agent stops, and then to report that it left.
-_LAST_WRITES_SEC = 10.0
-_LAST_WORD_SEC = 1.0
-_LISTED_TYPES = 8
 
 
 class Agent:
@@ -80,19 +64,24 @@ class Agent:
         """
         self.id = id
         self._instance = instance
-        self._type = type
-        self._capabilities = tuple(capabilities)
-        self._models = tuple(models)
-        self._version = version
-        self._max_concurrent_tasks = max_concurrent_tasks
-        self._budget_usd = budget_usd
-        self._poll_interval_sec = seconds(poll_interval_sec)
-        self._claim_ttl_sec = seconds(claim_ttl_sec)
-        self._heartbeat_interval_sec = seconds(heartbeat_interval_sec)
+        self._declaration = NewAgent(
+            type=type,
+            capabilities=tuple(capabilities),
+            models_available=tuple(models),
+            version=version,
+            max_concurrent_tasks=max_concurrent_tasks,
+            budget_usd=budget_usd,
+            poll_interval_sec=seconds(poll_interval_sec),
+            claim_ttl_sec=seconds(claim_ttl_sec),
+            heartbeat_interval_sec=seconds(heartbeat_interval_sec),
+        )
         self._grace_sec = seconds(grace_sec)
         self._handlers: dict[str, Handler] = {}
+        #: Their types, with the defaults of tasks.
+        self._types: dict[str, TaskFunction[..., Any, Any]] = {}
         self._schedules: list[NewSource] = []
-        self._run: _Run | None = None
+        #: Set while the agent runs.
+        self._stop_request: StopRequest | None = None
 
     def task(
         self,
@@ -107,11 +96,13 @@ class Agent:
         It may be `async def`, or `def`, which runs in a thread. If its first parameter is called `ctx`, it
         gets the TaskContext; all others come from the task's spec, by name, checked against their
         annotations. What it returns is the task's output. `concurrency` limits how many of these tasks this
-        agent runs at the same time. `defaults` are fields of the tasks that `TaskType.new` builds.
+        agent runs at the same time. `defaults` are fields of the tasks that `TaskType.new` builds;
+        `max_cost_usd`, `max_attempts`, `max_duration_sec` and `retry` apply to all tasks of the type that
+        leave them out, however they are submitted.
         """
-        given: object = type
-        if not isinstance(given, str):
-            name = getattr(given, "__name__", "TYPE")
+        decorated: object = type
+        if not isinstance(decorated, str):
+            name = getattr(decorated, "__name__", "TYPE")
             raise TypeError(f"@agent.task needs the name of a task type: write @agent.task({name!r}).")
         check_options(defaults, (*NewTask.__struct_fields__, "concurrency", "time_limit_sec"))
 
@@ -122,6 +113,7 @@ class Agent:
             handler = make_handler(type, plain, concurrency=concurrency, time_limit_sec=time_limit_sec)
             decorated: TaskFunction[..., Any, Any] = TaskFunction(type, plain, handler, **defaults)
             self._handlers[type] = handler
+            self._types[type] = decorated
             return decorated
 
         return register
@@ -153,18 +145,19 @@ class Agent:
         agent_id = self.id
 
         def register(function: Function, /) -> Any:
-            own = str(name or getattr(function, "__name__", ""))
+            schedule = str(name or getattr(function, "__name__", ""))
             if isinstance(function, TaskFunction) and function.name in self._handlers:
                 decorated: TaskFunction[..., Any, Any] = function
             else:
-                decorated = self.task(own, **defaults)(function)
-            (task,) = requests.tasks([decorated.new(**(spec or {})).with_options(**defaults)])
+                decorated = self.task(schedule, **defaults)(function)
+            task = decorated.new(**(spec or {})).with_options(**defaults)
+            check_batch([task])
             timing: dict[str, Any] = {"cron": when} if isinstance(when, str) else {"every_sec": seconds(when)}
             self._schedules.append(
                 NewSource(
-                    name=f"agent:{agent_id}/{own}",
+                    name=f"agent:{agent_id}/{schedule}",
                     kind=SourceKind.SCHEDULE,
-                    template={"task": escaped(task)},
+                    template={"task": escaped(msgspec.to_builtins(task))},
                     timezone=timezone,
                     catch_up=catch_up,
                     jitter_sec=seconds(jitter_sec),
@@ -202,29 +195,25 @@ class Agent:
         `handle_signals=False` leaves them alone. `optimize` is for a process that does nothing else: it
         exempts the objects that exist now from garbage collection (`gc.freeze`).
         """
-        if self._run is not None:
+        if self._stop_request is not None:
             raise LineshaftError(f"Agent {self.id!r} is already running.")
         if not self._handlers:
             raise LineshaftError("This agent has no handlers. Give it one with @agent.task('TYPE').")
-        run = self._run = _Run(
-            shaft.backend,
-            self._registration(),
-            dict(self._handlers),
-            list(self._schedules),
-            grace_sec=self._grace_sec,
-            drain_retries_within_sec=seconds(retries_within_sec) if until_idle else None,
-        )
+        stop = self._stop_request = StopRequest(self._grace_sec)
         try:
             if optimize:
                 _freeze()
-            with shown(), signals(run) if handle_signals else contextlib.nullcontext():
-                await run.work()
-        except LineshaftError as error:
-            if handle_signals:
-                _print_in_one_line(error)
-            raise
+            with shown(), signals(stop) if handle_signals else contextlib.nullcontext():
+                await work(
+                    shaft.backend,
+                    self._registration(),
+                    dict(self._handlers),
+                    list(self._schedules),
+                    stop,
+                    drain_retries_within_sec=seconds(retries_within_sec) if until_idle else None,
+                )
         finally:
-            self._run = None
+            self._stop_request = None
 
     def main(
         self,
@@ -243,177 +232,19 @@ class Agent:
 
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing new and finish; with `now`, release running tasks. May be called from any thread."""
-        if self._run is not None:
-            self._run.stop_from_anywhere(now=now)
+        if self._stop_request is not None:
+            self._stop_request.stop_from_anywhere(now=now)
 
     def _registration(self) -> NewAgent:
-        return NewAgent(
+        instance = siblings.new_name() if self._instance is None else self._instance
+        return replace(
+            self._declaration,
             id=self.id,
-            instance=siblings.new_name() if self._instance is None else self._instance,
+            instance=instance,
             host=siblings.host_name(),
-            type=self._type,
-            capabilities=self._capabilities,
             types=tuple(self._handlers),
-            models_available=self._models,
-            version=self._version,
-            max_concurrent_tasks=self._max_concurrent_tasks,
-            budget_usd=self._budget_usd,
-            poll_interval_sec=self._poll_interval_sec,
-            claim_ttl_sec=self._claim_ttl_sec,
-            heartbeat_interval_sec=self._heartbeat_interval_sec,
+            task_defaults={name: type_.declaration() for name, type_ in self._types.items()},
         )
-
-
-class _Run:
-    """One call of `Agent.run`: register, work, stop, leave."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        registration: NewAgent,
-        handlers: Mapping[str, Handler],
-        schedules: Sequence[NewSource],
-        *,
-        grace_sec: float,
-        drain_retries_within_sec: float | None,
-    ) -> None:
-        self._backend = backend
-        self._registration = registration
-        self._handlers = handlers
-        self._schedules = schedules
-        self._grace_sec = grace_sec
-        self._drain = drain_retries_within_sec
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._stop_now = asyncio.Event()
-        self._worker: Worker | None = None
-        #: When running tasks are released at the latest, in monotonic time.
-        self._release_by = math.inf
-
-    def stop(self, *, now: bool, because: signal.Signals | None = None) -> None:
-        self._report_stop(now=now, because=because)
-        self._stop.set()
-        if now:
-            self._stop_now.set()
-
-    def _report_stop(self, *, now: bool, because: signal.Signals | None) -> None:
-        if self._worker is None or self._stop_now.is_set() or (self._stop.is_set() and not now):
-            return
-        held = len(self._worker.held())
-        tasks, them = count(held, "task"), "it" if held == 1 else "them"
-        if not held:
-            text = "stopping"
-        elif now:
-            text = f"handing back {tasks}"
-        else:
-            again = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second signal"}
-            hint = f"; {again[because]} hands {them} back" if because in again else ""
-            text = f"finishing {tasks} within {self._grace_sec:g} s{hint}"
-        extra = {"agent_id": self._worker.agent_id} | ({"signal": because.name} if because else {})
-        _log.info("%s: %s", self._worker.agent_id, text, extra=extra)
-
-    def expect_stop(self, *, now: bool) -> None:
-        when = time.monotonic() + (0.0 if now else self._grace_sec)
-        self._release_by = min(self._release_by, when)
-        if self._worker is not None:
-            self._worker.expect_stop(self._release_by)
-
-    def stop_from_anywhere(self, *, now: bool) -> None:
-        self.expect_stop(now=now)
-        self._loop.call_soon_threadsafe(partial(self.stop, now=now))
-
-    async def work(self) -> None:
-        interval = self._registration.heartbeat_interval_sec
-        self._backend.expect_answers_within(max(interval, _LEAST_PATIENCE_SEC))
-        process = agent_process(self._backend)
-        async with process.membership():
-            view = await self._backend.register(self._registration)
-            for warning in view.warnings:
-                _log.warning("%s", warning, extra={"agent_id": view.id})
-            if view.status != "active":
-                _log.warning(
-                    "%s: was set %s by hand and claims nothing; "
-                    "'lineshaft agents change %s --status active' lets it work",
-                    *(view.id, view.status, view.id),
-                )
-            for schedule in self._schedules:
-                await self._backend.put_source(schedule)
-            worker = Worker(
-                self._backend, view, self._handlers, process, drain_retries_within_sec=self._drain
-            )
-            if self._drain is not None:
-                process.enter_drain(worker)
-            self._worker = worker
-            about = {"agent_id": view.id}
-            types = _listed(self._handlers)
-            _log.info("%s: waiting for %s on %s", view.id, types, self._backend.place, extra=about)
-            if self._release_by < math.inf:
-                worker.expect_stop(self._release_by)
-            looked = asyncio.Event()
-            working = asyncio.create_task(_work_after(looked, worker), name=f"lineshaft agent {view.id}")
-            stopping = asyncio.create_task(self._stop.wait())
-            try:
-                async with siblings.watching(self._backend, worker.presence, looked):
-                    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if self._stop.is_set():
-                    await self._finish(worker, view.id, view.incarnation)
-            except asyncio.CancelledError:
-                worker.hand_back()
-                raise
-            finally:
-                stopping.cancel()
-                worker.stop_claiming()
-                await asyncio.wait({working})
-                worker.hand_back()
-                patience = max(handler.patience_sec for handler in self._handlers.values())
-                last = self._loop.time() + patience + _LAST_WRITES_SEC
-                await worker.close(patience + _LAST_WRITES_SEC)
-                process.leave_drain(worker)
-                _log.info("%s: ended: %s", view.id, worker.task_log.summary(), extra=about)
-                if worker.error is None and working.exception() is None:
-                    await self._leave(view.id, view.incarnation, until=last + _LAST_WORD_SEC)
-            working.result()
-            if worker.error is not None:
-                # It was superseded or refused while it was stopping.
-                raise worker.error
-
-    async def _finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
-        """Let running tasks end within the grace, or until a second signal."""
-        worker.stop_claiming()
-        finishing = asyncio.create_task(self._drain_and_finish(worker, agent_id, incarnation))
-        at_once = asyncio.create_task(self._stop_now.wait())
-        try:
-            await asyncio.wait({finishing, at_once}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (finishing, at_once):
-                task.cancel()
-            await asyncio.wait({finishing, at_once})
-
-    async def _drain_and_finish(self, worker: Worker, agent_id: str, incarnation: int) -> None:
-        # At the same time: an unavailable database must not extend the grace.
-        reporting = asyncio.create_task(self._report_draining(agent_id, incarnation))
-        try:
-            await worker.finish(self._grace_sec)
-            await asyncio.wait({reporting}, timeout=_LAST_WORD_SEC)
-        finally:
-            reporting.cancel()
-            await asyncio.wait({reporting})
-
-    async def _report_draining(self, agent_id: str, incarnation: int) -> None:
-        with contextlib.suppress(UnavailableError):  # it claims nothing anyway
-            await self._backend.drain(agent_id, incarnation)
-
-    async def _leave(self, agent_id: str, incarnation: int, *, until: float) -> None:
-        # Otherwise the offline detector notices.
-        with contextlib.suppress(UnavailableError, TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._backend.leave(agent_id, incarnation)
-
-
-def _listed(types: Iterable[str]) -> str:
-    """Some of the types, in words."""
-    first, rest = list(types)[:_LISTED_TYPES], list(types)[_LISTED_TYPES:]
-    return ", ".join(first) + (f" and {count(len(rest), 'other type')}" if rest else "")
 
 
 def _freeze() -> None:
@@ -421,25 +252,3 @@ def _freeze() -> None:
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
-
-
-async def _work_after(looked: asyncio.Event, worker: Worker) -> None:
-    """Work, once the tasks of dead predecessors on this machine are ready or wait for their retries.
-
-    Otherwise an agent that runs until it is idle would not see them.
-    """
-    await looked.wait()
-    await worker.work()
-
-
-def _print_in_one_line(error: LineshaftError) -> None:
-    """If this error ends the program, print its text without a traceback: it is nothing in the code."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if value is error:
-            sys.stderr.write(f"lineshaft: {error}\n")
-        else:
-            before(kind, value, trace)
-
-    sys.excepthook = hook

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -17,14 +17,7 @@ from lineshaft.client.artifacts import ArtifactReader, Content
 from lineshaft.client.blocking import SyncArtifactReader
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Artifact
-from lineshaft.types.work import (
-    MAX_INPUT_BYTES,
-    SPAWN_STEP,
-    Child,
-    ClaimedTask,
-    PastAttempt,
-    decoded_inputs,
-)
+from lineshaft.types.work import MAX_INPUT_BYTES, SPAWN_STEP, Child, ClaimedTask, PastAttempt, decoded_inputs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,9 +37,9 @@ class Inputs(dict[str, Any]):
                 f"Input {name!r} of task {self._task.id} did not come along: its inputs are larger than "
                 f"{MAX_INPUT_BYTES} bytes together. Read it with Lineshaft.get({upstream[name]!r})."
             )
-        found = f"only {', '.join(map(repr, self))}" if self else "it has none"
+        names = f"only {', '.join(map(repr, self))}" if self else "it has none"
         raise KeyError(
-            f"Task {self._task.id} has no input {name!r}, {found}. Name the upstream task in inputs or "
+            f"Task {self._task.id} has no input {name!r}, {names}. Name the upstream task in inputs or "
             "depends_on."
         )
 
@@ -149,12 +142,13 @@ class _Context:
     @property
     def last_error(self) -> PastAttempt | None:
         """The last failed attempt: its `category` and `error` may help the next one."""
-        failures = [past for past in self.previous_attempts if past.outcome == "failed"]
-        return failures[-1] if failures else None
+        over = [past for past in self.previous_attempts if past.outcome in {"failed", "completed"}]
+        # A task that has completed since, and is rerun, has none.
+        return over[-1] if over and over[-1].outcome == "failed" else None
 
     @property
     def last_checkpoint(self) -> Any:
-        return self._execution.last_checkpoint
+        return self._execution.assignment.checkpoint
 
     @property
     def state(self) -> dict[str, Any]:
@@ -170,7 +164,7 @@ class _Context:
         """Results of the recorded steps by name."""
         return {
             name: msgspec.json.decode(data)
-            for name, data in self._execution.steps.items()
+            for name, data in self._execution.steps.recorded.items()
             if not name.startswith(SPAWN_STEP)
         }
 
@@ -214,11 +208,11 @@ class _Context:
     @property
     def cancelled(self) -> bool:
         """The handler must stop: the task was cancelled, its time is up, or the agent stops."""
-        return self._execution.over is not None
+        return self._execution.lease.over is not None
 
     def check_cancelled(self) -> None:
         """Raise AttemptCancelled if the handler must stop."""
-        self._execution.check_cancelled()
+        self._execution.lease.check()
 
 
 class TaskContext(_Context):
@@ -285,7 +279,7 @@ class TaskContext(_Context):
         place of the arguments; it may be anything that JSON has.
         """
         call = steps.Call.of(function, args, kwargs)
-        return steps.restored(name, self.id, await self._execution.step(name, call), function)
+        return steps.restored(name, self.id, await self._execution.steps.run(name, call), function)
 
     async def checkpoint(self, data: Any) -> None:
         """Save where the work is; the next attempt finds it as `last_checkpoint`. The latest counts."""
@@ -301,7 +295,7 @@ class TaskContext(_Context):
 
     def open_artifact(self, ref: str) -> ArtifactReader:
         """Read a file: `async with ctx.open_artifact("artifact:ID") as reader`."""
-        return self._execution.open_artifact(ref)
+        return self._execution.stored_files.open(ref)
 
     async def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
         """Create tasks in this task's DAG, once per key, however often the handler runs.
@@ -339,69 +333,68 @@ class SyncTaskContext(_Context):
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As `TaskContext.step`; the function runs in the handler's own thread."""
-        self._check_thread("step")
-        execution = self._execution
+        loop, recorder = self._loop("step"), self._execution.steps
         call = steps.Call.of(function, args, kwargs)
-        execution.check_same_call(name, call)
-        known = execution.begin_step(name, call)
-        if known is None:
+        recorder.check_same_call(name, call)
+        recorded = recorder.begin(name, call)
+        if recorded is None:
+            if not self._execution.lease.may_hold:
+                loop.run(self._execution.lease.hold())
             digest = call.digest()
             with steps.metered(self.id, name) as meter:
                 value = call.run()
                 if inspect.isawaitable(value):
-                    value = self._wait_for(_awaited(value))
-            end = execution.end_step(name, value, meter.cost, function=function, digest=digest)
-            known = self._wait_for(end)
-        return steps.restored(name, self.id, known, function)
+                    value = loop.run(_awaited(value))
+            recorded = loop.run(recorder.end(name, value, meter.cost, function=function, digest=digest))
+        return steps.restored(name, self.id, recorded, function)
 
     def checkpoint(self, data: Any) -> None:
         """As `TaskContext.checkpoint`."""
-        self._check_thread("checkpoint")
-        self._wait_for(self._execution.save_checkpoint(data))
+        self._loop("checkpoint").run(self._execution.save_checkpoint(data))
 
     def put_artifact(self, name: str, content: Content, *, content_type: str | None = None) -> Artifact:
         """As `TaskContext.put_artifact`."""
-        self._check_thread("put_artifact")
-        return self._wait_for(self._execution.put_artifact(name, content, content_type))
+        return self._loop("put_artifact").run(self._execution.put_artifact(name, content, content_type))
 
     def open_artifact(self, ref: str) -> SyncArtifactReader:
         """Read a file: `with ctx.open_artifact("artifact:ID") as reader`."""
-        self._check_thread("open_artifact")
-        return SyncArtifactReader(_InLoop(self._wait_for), self._execution.open_artifact(ref))
+        return SyncArtifactReader(self._loop("open_artifact"), self._execution.stored_files.open(ref))
 
     def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
         """As `TaskContext.spawn`."""
-        self._check_thread("spawn")
-        return self._wait_for(self._execution.spawn(key, tasks, wait=wait))
+        return self._loop("spawn").run(self._execution.spawn(key, tasks, wait=wait))
 
-    def _check_thread(self, method: str) -> None:
+    def _loop(self, method: str) -> "_AgentLoop":
+        """The agent's event loop, for a call from another thread."""
+        loop = self._execution.host.loop
         try:
-            here = asyncio.get_running_loop()
+            is_inside = asyncio.get_running_loop() is loop
         except RuntimeError:
-            return
-        if here is self._execution.host.loop:
+            is_inside = False
+        if is_inside:
             raise RuntimeError(
                 f"ctx.{method} was called in the agent's event loop, where asynchronous steps run, and would "
                 "wait for that loop forever. Make the handler 'async def', or the step a plain function."
             )
-
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._execution.host.loop).result()
+        return _AgentLoop(loop)
 
 
-class _InLoop:
-    """Runs the calls of a reader in the agent's event loop."""
+class _AgentLoop(NamedTuple):
+    """Runs coroutines in the agent's event loop, and waits for them in the handler's thread."""
 
-    def __init__(self, wait_for: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._wait_for = wait_for
+    loop: asyncio.AbstractEventLoop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        found: T = self._wait_for(work)
-        return found
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
+def context_of(execution: Execution) -> TaskContext | SyncTaskContext:
+    """The `ctx` of the execution's handler."""
+    return (TaskContext if execution.handler.is_async else SyncTaskContext)(execution)
 
 
 def execution_of(ctx: TaskContext) -> Execution:
-    """For handlers of our own that run steps outside of Python."""
+    """For Lineshaft's handlers that run steps outside of Python."""
     return ctx._execution  # noqa: SLF001 - of this module
 
 

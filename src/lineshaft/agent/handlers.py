@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Raw, Struct
 
-from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze
+from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze, describe
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.types.json import NULL
@@ -32,7 +32,7 @@ class Handler(Struct, frozen=True):
     function: Function
     is_async: bool
     takes_context: bool
-    #: Without the context.
+    #: The signature without the context.
     signature: inspect.Signature
     #: How many tasks of this type may run at the same time in this agent; None: as many as it has slots.
     concurrency: int | None
@@ -41,6 +41,8 @@ class Handler(Struct, frozen=True):
     #: How long the handler may take to stop when asked. Until then no other agent gets the task.
     patience_sec: float
     _arguments: "_Bind | None"
+    #: Decodes an output to the type that the function is annotated to return; None: anything may be one.
+    _returned: Callable[[bytes], Any] | None = None
 
     def arguments(
         self, spec: bytes, inputs: Mapping[str, Raw] = _NO_INPUTS, upstream: Raw = NULL
@@ -51,6 +53,21 @@ class Handler(Struct, frozen=True):
         tasks the inputs are from.
         """
         return ((), {}) if self._arguments is None else self._arguments(spec, inputs, upstream)
+
+    def output_fault(self, output: bytes) -> str | None:
+        """Why an output, as JSON, doesn't fit the return annotation; None: it does."""
+        if self._returned is None:
+            return None
+        try:
+            self._returned(output)
+        except Exception as error:  # noqa: BLE001 - user types may raise anything
+            expected = _shown_annotation(self.signature.return_annotation)
+            fault = str(error) if isinstance(error, msgspec.ValidationError) else describe(error)
+            return (
+                f"The handler's output doesn't fit its return type {expected}: {fault}. Return such a value, "
+                "or correct the annotation."
+            )
+        return None
 
 
 def make_handler(
@@ -88,6 +105,8 @@ def make_handler(
         time_limit_sec=time_limit_sec,
         patience_sec=getattr(function, "patience_sec", 0.0),
         _arguments=_binder(task_type, function, parameters) if parameters else None,
+        # A handler annotated with None may still return something: the annotation only means "no result".
+        _returned=return_decoder(function, untyped=(Any, object, NoneType)),
     )
 
 
@@ -118,7 +137,7 @@ def _binder(task_type: str, function: Function, parameters: list[inspect.Paramet
     shown = f"{getattr(function, '__qualname__', function)}({', '.join(map(str, parameters))})"
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_rest = len(named) < len(parameters)
-    own = frozenset(parameter.name for parameter in named)
+    names = frozenset(parameter.name for parameter in named)
     positional = [p.name for p in named if p.kind is p.POSITIONAL_ONLY]
     keywords = [p.name for p in named if p.kind is not p.POSITIONAL_ONLY]
     try:
@@ -127,7 +146,7 @@ def _binder(task_type: str, function: Function, parameters: list[inspect.Paramet
         raise TypeError(f"{shown} can't be the handler of {task_type!r}: {error}") from None
 
     def bind(spec: bytes, inputs: Mapping[str, Raw], upstream: Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        passed = _passed(spec, inputs, own)
+        passed = _passed(spec, inputs, names)
         try:
             values = decode(msgspec.json.encode(_raw_fields(spec) | passed) if passed else spec)
         except msgspec.ValidationError as error:
@@ -136,13 +155,13 @@ def _binder(task_type: str, function: Function, parameters: list[inspect.Paramet
                     raise _misfit(parameter, shown, decoded_inputs(upstream), error) from None
             missing = _missing(inputs, decoded_inputs(upstream))
             raise InvalidInputError(f"The spec doesn't fit the handler {shown}: {error}{missing}") from None
-        given = {name: value for name in keywords if (value := getattr(values, name)) is not msgspec.UNSET}
+        by_name = {name: value for name in keywords if (value := getattr(values, name)) is not msgspec.UNSET}
         if takes_rest:
-            given |= {name: value for name, value in msgspec.json.decode(spec).items() if name not in own}
+            by_name |= {name: value for name, value in msgspec.json.decode(spec).items() if name not in names}
         if not positional:
-            return (), given
+            return (), by_name
         first = [getattr(values, name) for name in positional]
-        return tuple(value for value in first if value is not msgspec.UNSET), given
+        return tuple(value for value in first if value is not msgspec.UNSET), by_name
 
     return bind
 
@@ -150,13 +169,13 @@ def _binder(task_type: str, function: Function, parameters: list[inspect.Paramet
 _raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-def _passed(spec: bytes, inputs: Mapping[str, Raw], own: frozenset[str]) -> dict[str, Raw]:
+def _passed(spec: bytes, inputs: Mapping[str, Raw], names: frozenset[str]) -> dict[str, Raw]:
     """The inputs that become arguments."""
-    named = own.intersection(inputs)
+    named = names.intersection(inputs)
     if not named:
         return {}
-    given = _raw_fields(spec)
-    return {name: inputs[name] for name in named if name not in given}
+    fields = _raw_fields(spec)
+    return {name: inputs[name] for name in named if name not in fields}
 
 
 def _is_about(name: str, error: str) -> bool:
@@ -173,12 +192,17 @@ def _misfit(
 ) -> InvalidInputError:
     of = upstream.get(parameter.name, "")
     source = f"task {of}" if isinstance(of, str) else f"the tasks {', '.join(of[:_SHOWN])}"
-    wanted = parameter.annotation
-    expected = wanted if isinstance(wanted, str) else inspect.formatannotation(wanted)
+    expected = _shown_annotation(parameter.annotation)
     return InvalidInputError(
         f"Parameter {parameter.name!r} of {shown} expects {expected}, but the output of {source} doesn't "
-        f"fit: {error}. Correct the annotation, or what the upstream task returns."
+        f"fit: {error}. Correct the annotation and retry this task; or correct what the upstream task "
+        "returns, and run that one again: lineshaft task rerun "
+        f"{of if isinstance(of, str) else of[0]} --downstream."
     )
+
+
+def _shown_annotation(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _missing(inputs: Mapping[str, Raw], upstream: Mapping[str, str | list[str]]) -> str:
@@ -204,6 +228,12 @@ def _plain(function: Function) -> Function:
 def _decoder(
     function: Function, parameters: list[inspect.Parameter], *, takes_rest: bool
 ) -> "msgspec.json.Decoder[Any]":
+    shape = _shape(function, parameters, takes_rest=takes_rest)
+    return msgspec.json.Decoder(shape, dec_hook=_decode_others)
+
+
+def _shape(function: Function, parameters: list[inspect.Parameter], *, takes_rest: bool) -> type[Struct]:
+    """The spec that fits a function."""
     hints = get_type_hints(_plain(function), include_extras=True)
     fields: list[tuple[str, Any, Any]] = []
     for parameter in parameters:
@@ -215,10 +245,9 @@ def _decoder(
         default = msgspec.NODEFAULT if parameter.default is parameter.empty else msgspec.UNSET
         fields.append((parameter.name, hints.get(parameter.name, Any), msgspec.field(default=default)))
     if not takes_rest:
-        own = {name for name, _, _ in fields}
-        fields += [(name, Any, msgspec.field(default=msgspec.UNSET)) for name in _COMMON if name not in own]
-    shape = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=not takes_rest)
-    return msgspec.json.Decoder(shape, dec_hook=_decode_others)
+        names = {name for name, _, _ in fields}
+        fields += [(name, Any, msgspec.field(default=msgspec.UNSET)) for name in _COMMON if name not in names]
+    return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=not takes_rest)
 
 
 def return_type(function: Function) -> Any:
@@ -230,13 +259,49 @@ def return_type(function: Function) -> Any:
     return annotation
 
 
-def return_decoder(function: Function) -> Callable[[bytes], Any] | None:
-    """Decodes JSON to the type that the function is annotated to return; None: to the types of JSON."""
+def parameters_schema(handler: Handler) -> dict[str, Any] | None:
+    """The JSON Schema of the specs that a handler takes; None: its parameters have none."""
+    parameters = list(handler.signature.parameters.values())
+    named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     try:
-        wanted = _without_wishes(return_type(function))
-        return (
-            None if wanted in {Any, object} else msgspec.json.Decoder(wanted, dec_hook=_decode_others).decode
-        )
+        shape = _shape(handler.function, named, takes_rest=len(named) < len(parameters))
+        return _schema(shape)
+    except (TypeError, NameError):
+        return None
+
+
+def result_schema(handler: Handler) -> dict[str, Any] | None:
+    """The JSON Schema of its outputs; None: its annotation says nothing."""
+    try:
+        kind = _without_wishes(return_type(handler.function))
+        return None if kind in {Any, object} else _schema(kind)
+    except (TypeError, NameError):
+        return None
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    return msgspec.json.schema(kind, schema_hook=_schema_of_others)
+
+
+def _schema_of_others(kind: Any) -> dict[str, Any]:
+    """Of pydantic models, which msgspec doesn't know."""
+    schema = getattr(kind, "model_json_schema", None)
+    if schema is None:
+        raise TypeError(f"{kind!r} has no JSON Schema")
+    described: dict[str, Any] = schema()
+    return described
+
+
+def return_decoder(
+    function: Function, *, untyped: tuple[Any, ...] = (Any, object)
+) -> Callable[[bytes], Any] | None:
+    """Decodes JSON to the type that the function is annotated to return; None: to the types of JSON.
+
+    `untyped`: annotations that say nothing about an output.
+    """
+    try:
+        kind = _without_wishes(return_type(function))
+        return None if kind in untyped else msgspec.json.Decoder(kind, dec_hook=_decode_others).decode
     except (TypeError, NameError):
         return None
 
@@ -251,9 +316,19 @@ def _without_wishes(annotation: Any) -> Any:
     return Any if Result in kept else Union[tuple(kept)] if kept else NoneType  # noqa: UP007 - of a tuple
 
 
-def _decode_others(wanted: Any, value: Any) -> Any:
-    """Pydantic models, which msgspec doesn't know."""
-    validate = getattr(wanted, "model_validate", None)
+def _decode_others(kind: Any, value: Any) -> Any:
+    """Pydantic models, which msgspec doesn't know, and `object`, which everything is."""
+    if kind is object:
+        return value
+    validate = getattr(kind, "model_validate", None)
     if validate is None:
-        raise TypeError(f"a {wanted!r} can't be made from JSON")
-    return validate(value)
+        raise TypeError(f"a {kind!r} can't be made from JSON")
+    if isinstance(value, dict):
+        # What a model makes of itself (outcome.py) has computed fields, and names of fields for aliases.
+        computed = getattr(kind, "model_computed_fields", ())
+        value = {name: part for name, part in value.items() if name not in computed}
+    try:
+        return validate(value, by_alias=True, by_name=True)
+    except TypeError:
+        # An older version.
+        return validate(value)

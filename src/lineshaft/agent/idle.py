@@ -1,9 +1,61 @@
-"""What an agent that runs until it is idle waits for, and what it leaves behind, in words."""
+"""An agent that runs until it is idle: what it waits for, and what it leaves behind."""
 
-from lineshaft.types.work import DueRetries, LeftBehind
+import asyncio
+import logging
+import math
+from collections.abc import Iterable
+
+from lineshaft.client.backend import Backend
+from lineshaft.errors import UnavailableError
+from lineshaft.operations import work
+from lineshaft.types.protocol import RetryDue
+from lineshaft.types.work import LeftBehind
+
+_log = logging.getLogger("lineshaft.agent")
+
+#: Due times that differ by less are those of the same retry.
+_SAME_RETRY_SEC = 0.5
 
 
-def waiting_text(retries: DueRetries) -> str:
+class Draining:
+    """Asks for retries that are worth waiting for, and reports them and what is left."""
+
+    def __init__(self, backend: Backend, agent_id: str, types: Iterable[str], within_sec: float) -> None:
+        """`within_sec`: it waits for retries that are due within this time."""
+        self._backend = backend
+        self._agent_id = agent_id
+        self._types = tuple(types)
+        self._within_sec = within_sec
+        self._loop = asyncio.get_running_loop()
+        #: When the retry is due that was last reported, by the event loop's clock.
+        self._reported_due_at = -math.inf
+
+    async def retry_due_at(self) -> float | None:
+        """When the first retry is due, by the event loop's clock; None: there is none to wait for."""
+        request = work.NextRetry(type=self._types, within_sec=self._within_sec)
+        retries = await self._backend.call(work.next_retry, request)
+        if retries.due_sec is None:
+            return None
+        due_at = self._loop.time() + retries.due_sec
+        if abs(due_at - self._reported_due_at) > _SAME_RETRY_SEC:
+            self._reported_due_at = due_at
+            _log.info("%s: waiting: %s", self._agent_id, waiting_text(retries))
+        return due_at
+
+    async def report_left(self) -> None:
+        try:
+            request = work.OfTypes(type=self._types)
+            text = left_text(await self._backend.call(work.left_behind, request))
+        except UnavailableError as error:
+            _log.debug("What agent %s leaves behind is unknown: %s", self._agent_id, error)
+            return
+        if text:
+            # A caller that waits for no retries expects some to be left.
+            level = logging.WARNING if self._within_sec else logging.INFO
+            _log.log(level, "%s: nothing to do now. Left behind: %s", self._agent_id, text)
+
+
+def waiting_text(retries: RetryDue) -> str:
     return _retries(retries.count, retries.due_sec)
 
 

@@ -82,7 +82,7 @@ class Account:
     def check_next_step(self) -> None:
         """Raise BudgetExceeded if no money is left for another step.
 
-        A task with `max_cost_usd` has that much reserved, so only its own cost counts.
+        A task with a limit of its own has that much reserved, so only its own cost counts.
         """
         if self._max_cost is not None:
             if self.cost and self.cost >= self._max_cost:
@@ -90,7 +90,7 @@ class Account:
                     f"The task may cost {_usd(self._max_cost)} and has cost {_usd(self.cost)}: no money is "
                     "left for another step. Raise max_cost_usd, or use cheaper steps."
                 )
-        else:
+        elif self._allowance is None:
             self._check("agent", self._remaining.agent, "Add to the agent's budget_usd.")
             self._check("DAG", self._remaining.dag, "Raise the DAG's budget_ceiling_usd.")
         if self._allowance is not None and self.cost and self.cost >= self._allowance:

@@ -60,7 +60,7 @@ class Fail(Exception):  # noqa: N818
     """Returned or raised by a handler: the attempt failed with this reason and category."""
 
     def __init__(
-        self, reason: str, category: str = FailureCategory.CRASH, *, retry_after_sec: Duration | None = None
+        self, reason: str, category: str = FailureCategory.ERROR, *, retry_after_sec: Duration | None = None
     ) -> None:
         """`retry_after_sec`: seconds or a timedelta."""
         self.reason = _text(reason)
@@ -91,6 +91,10 @@ class ClaimOver(BaseException):
     """
 
 
+class LateClaim(ClaimOver):
+    """Hands a task back whose handler hasn't started: its lease may be over."""
+
+
 class Result(Struct, frozen=True):
     """An output with artifacts or a decision report."""
 
@@ -116,7 +120,7 @@ class Outcome(Struct, frozen=True):
     artifacts: bytes | None = None
     decision_report: bytes | None = None
     error: str = ""
-    category: str = FailureCategory.CRASH
+    category: str = FailureCategory.ERROR
     retry_after_sec: float | None = None
     traceback: str | None = None
     delay_sec: float | None = None
@@ -151,8 +155,8 @@ def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
         return of_exception(value)
     result = value if isinstance(value, Result) else Result(value)
     if not isinstance(result.artifacts, list | tuple | None):
-        found = f"The handler's artifacts must be a list, got a {type(result.artifacts).__qualname__}"
-        return failed(found, FailureCategory.INVALID_OUTPUT)
+        text = f"The handler's artifacts must be a list, got a {type(result.artifacts).__qualname__}"
+        return failed(text, FailureCategory.INVALID_OUTPUT)
     named = [*(artifacts or ()), *(result.artifacts or ())]
     try:
         return Outcome(
@@ -172,8 +176,8 @@ def encoded(value: Any, what: str) -> bytes:
     try:
         json = msgspec.json.encode(value, enc_hook=encode_others)
     except Exception as error:  # noqa: BLE001 - models of others may raise anything
-        found = error if isinstance(error, TypeError | ValueError | RecursionError) else describe(error)
-        raise ValueError(f"{what} can't be stored as JSON: {found}") from None
+        reason = error if isinstance(error, TypeError | ValueError | RecursionError) else describe(error)
+        raise ValueError(f"{what} can't be stored as JSON: {reason}") from None
     if len(json) > MAX_OUTPUT_BYTES:
         raise ValueError(
             f"{what} is {len(json)} bytes of JSON, more than {MAX_OUTPUT_BYTES}. Store it elsewhere and "
@@ -207,7 +211,7 @@ def of_exception(error: BaseException) -> Outcome:
         if category is not None:
             wait = _retry_after(one) if category is FailureCategory.RATE_LIMIT else None
             return failed(text, category, retry_after_sec=wait, traceback=trace)
-    return failed(text, FailureCategory.CRASH, traceback=trace)
+    return failed(text, FailureCategory.ERROR, traceback=trace)
 
 
 def with_traceback(outcome: Outcome, error: BaseException) -> Outcome:
@@ -226,6 +230,8 @@ def _wish(error: BaseException) -> Outcome | None:
     """What one of our own exceptions means."""
     outcome = None
     match error:
+        case LateClaim():
+            outcome = Outcome(Verdict.RELEASE, reason=str(error))
         case ClaimOver() | StaleClaimError() | SupersededError():
             outcome = NOTHING
         case Cancel():
@@ -235,13 +241,13 @@ def _wish(error: BaseException) -> Outcome | None:
         case Fail():
             outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
         case SharedBudgetExceeded():
-            # As after a heartbeat that reports the same.
+            # A heartbeat that reports the same releases the task too.
             outcome = Outcome(Verdict.RELEASE, reason=str(error))
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
         case RateLimitedError():
             # The queue's own limit. Named with its class it would look like a provider's, and slow a model.
-            outcome = failed(str(error), FailureCategory.CRASH)
+            outcome = failed(str(error), FailureCategory.ERROR)
     return outcome
 
 

@@ -7,25 +7,20 @@ import math
 import time
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from lineshaft.agent.lease_keeper import REFUSED, LeaseKeeper
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError, UnavailableError
 
+if TYPE_CHECKING:
+    from lineshaft.agent.claim_calls import ClaimCalls
+
 _log = logging.getLogger("lineshaft.agent")
 
 #: The pause between a nudge and the next maintenance.
 _NUDGED_SEC = 0.1
-
-
-class Drainer(Protocol):
-    """An agent that runs until there is nothing left to do."""
-
-    def nudge(self) -> None:
-        """Look again."""
-        ...
 
 
 class AgentProcess:
@@ -41,8 +36,8 @@ class AgentProcess:
         #: Grows with every task that agents of this process claim or finish.
         self.activity = 0
         #: For each draining agent, the activity before it last found no work.
-        self._idle_since: dict[Drainer, int] = {}
-        self._drained: set[Drainer] = set()
+        self._idle_since: dict[ClaimCalls, int] = {}
+        self._drained: set[ClaimCalls] = set()
 
     @property
     def lease_keeper(self) -> LeaseKeeper:
@@ -67,7 +62,7 @@ class AgentProcess:
 
     async def _close(self) -> None:
         if self._maintenance is not None:
-            # Not cancelled: it may be in a transaction.
+            # It isn't cancelled, as it may be in a transaction.
             self._closing = True
             self._nudged.set()
             await asyncio.wait({self._maintenance})
@@ -104,6 +99,9 @@ class AgentProcess:
 
     # Looking for work.
 
+    def record_activity(self) -> None:
+        self.activity += 1
+
     def found_nothing(self, interest: Hashable) -> None:
         self._looked[interest] = time.monotonic()
 
@@ -113,17 +111,17 @@ class AgentProcess:
 
     # Draining.
 
-    def enter_drain(self, drainer: Drainer) -> None:
+    def enter_drain(self, drainer: "ClaimCalls") -> None:
         self._idle_since[drainer] = -1
 
-    def leave_drain(self, drainer: Drainer) -> None:
+    def leave_drain(self, drainer: "ClaimCalls") -> None:
         self._idle_since.pop(drainer, None)
         self._drained.discard(drainer)
         # Agents that waited for it may end now.
         for other in self._idle_since:
             other.nudge()
 
-    def all_idle(self, drainer: Drainer, since: int) -> bool:
+    def all_idle(self, drainer: "ClaimCalls", since: int) -> bool:
         """Whether no agent found work since the last activity; `since`: the activity when this one looked."""
         if drainer in self._drained:
             return True

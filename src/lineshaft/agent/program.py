@@ -1,7 +1,9 @@
 """Agents as a program of their own: `agent.main()` and `lineshaft agent MODULE:AGENT`."""
 
 import asyncio
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -79,10 +81,19 @@ def main(
     try:
         asyncio.run(work())
     except LineshaftError as error:
-        sys.stderr.write(f"lineshaft: {' '.join(str(error).split())}\n")
+        text = " ".join(str(error).split())
+        sys.stderr.write(_wrapped(f"lineshaft: {text}") + "\n")
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _wrapped(line: str) -> str:
+    """Between words, on a terminal."""
+    if not sys.stderr.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if width else line
 
 
 def _has_event_loop() -> bool:

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError
 from lineshaft.model.instance_names import ProcessName, parse, short_names
+from lineshaft.operations import agents
 from lineshaft.types.agents import MAX_INSTANCE
 from lineshaft.types.work import Presence
 
@@ -54,10 +55,10 @@ def _place() -> _Place | None:
     """None: this system doesn't say."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        found = re.search(r"\d+", str(Path("/proc/self/ns/pid").readlink()))
+        namespace = re.search(r"\d+", str(Path("/proc/self/ns/pid").readlink()))
     except OSError:
         return None
-    return None if found is None else _Place(boot, found[0])
+    return None if namespace is None else _Place(boot, namespace[0])
 
 
 def _started_at(pid: int) -> str | None:
@@ -106,60 +107,65 @@ def is_dead(name: str) -> bool:
 
 
 async def watch(
-    backend: Backend, own: Presence, looked: asyncio.Event, dead: Callable[[str], bool] = is_dead
+    backend: Backend, watcher: Presence, looked: asyncio.Event, dead: Callable[[str], bool] = is_dead
 ) -> None:
     """Report siblings of an instance that have died; until it is cancelled.
 
     `looked` is set once all siblings were looked at for the first time, or can't be.
     """
+    clock = asyncio.get_running_loop().time
+    watched: Sequence[str] = ()
+    ask_at, pause = clock(), _LOOK_SEC
+    # A new instance looks at all of them, and then keeps an eye on a few.
+    everyone = True
     try:
-        await _watch(backend, own, looked, dead)
+        while True:
+            if clock() >= ask_at or any(map(dead, watched)):
+                try:
+                    everyone = everyone or any(map(dead, watched))
+                    watched = await _report_dead(backend, watcher, dead, everyone=everyone)
+                    everyone = False
+                except LineshaftError as error:
+                    # It is tried again; if this instance was superseded, its heartbeats notice.
+                    _log.debug("Asking for the siblings of agent %s failed: %s", watcher.agent_id, error)
+                except Exception:  # noqa: BLE001 - logged; others may die while this one goes on
+                    _log.exception("Looking at siblings of agent %s failed; trying again", watcher.agent_id)
+                looked.set()
+                # Replicas are started together: soon again at first.
+                pause = min(2 * pause, _ASK_SEC if watched else _ASK_ALONE_SEC)
+                ask_at = clock() + pause
+            await asyncio.sleep(_LOOK_SEC)
     finally:
         looked.set()
 
 
-async def _watch(backend: Backend, own: Presence, looked: asyncio.Event, dead: Callable[[str], bool]) -> None:
-    loop = asyncio.get_running_loop()
-    watched: Sequence[str] = ()
-    ask_at, pause = loop.time(), _LOOK_SEC
-    # A new instance looks at all of them, and then keeps an eye on a few.
-    everyone = True
-    while True:
-        if loop.time() >= ask_at or any(map(dead, watched)):
-            try:
-                watched = await _report_dead(backend, own, dead, everyone=everyone or any(map(dead, watched)))
-                everyone = False
-            except LineshaftError as error:
-                # It is tried again; if this instance was superseded, its heartbeats notice.
-                _log.debug("Asking for the siblings of agent %s failed: %s", own.agent_id, error)
-            except Exception:  # noqa: BLE001 - logged; others may die while this one goes on
-                _log.exception("Looking at the siblings of agent %s failed; trying again", own.agent_id)
-            looked.set()
-            # Replicas are started together: soon again at first.
-            pause = min(2 * pause, _ASK_SEC if watched else _ASK_ALONE_SEC)
-            ask_at = loop.time() + pause
-        await asyncio.sleep(_LOOK_SEC)
-
-
 async def _report_dead(
-    backend: Backend, own: Presence, dead: Callable[[str], bool], *, everyone: bool
+    backend: Backend, watcher: Presence, dead: Callable[[str], bool], *, everyone: bool
 ) -> Sequence[str]:
     """Returns the siblings to watch. One that has left as it should isn't among those that are asked for."""
-    ask = partial(backend.siblings, own.agent_id, own.incarnation)
-    found = await ask(gone=(), everyone=everyone)
-    gone = [name for name in found if dead(name)]
+
+    async def ask(gone: Sequence[str] = (), *, everyone: bool = False) -> Sequence[str]:
+        request = agents.SiblingsOfInstance(
+            id=watcher.agent_id, incarnation=watcher.incarnation, gone=tuple(gone), everyone=everyone
+        )
+        return (await backend.call(agents.watch_siblings, request)).instances
+
+    names = await ask(everyone=everyone)
+    gone = [name for name in names if dead(name)]
     if gone:
-        found = await ask(gone=gone, everyone=False)
-        _log.warning("Processes of agent %s have died: %s", own.agent_id, ", ".join(short_names(gone)))
+        names = await ask(gone)
+        _log.warning("Processes of agent %s have died: %s", watcher.agent_id, ", ".join(short_names(gone)))
     elif everyone:
-        found = await ask(gone=(), everyone=False)
-    return found
+        names = await ask()
+    return names
 
 
 @contextlib.asynccontextmanager
-async def watching(backend: Backend, own: Presence, looked: asyncio.Event) -> AsyncIterator[None]:
+async def watching(backend: Backend, watcher: Presence, looked: asyncio.Event) -> AsyncIterator[None]:
     """Watch siblings while the block runs; see `watch`."""
-    task = asyncio.create_task(watch(backend, own, looked), name=f"lineshaft siblings of {own.agent_id}")
+    task = asyncio.create_task(
+        watch(backend, watcher, looked), name=f"lineshaft siblings of {watcher.agent_id}"
+    )
     try:
         yield
     finally:

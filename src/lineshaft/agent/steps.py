@@ -8,11 +8,10 @@ A digest of the arguments is stored too. A replay with other arguments, as after
 `step_mismatch` unless the call says what to do (`on_change`): the recorded result answers another question.
 """
 
-import asyncio
 import hashlib
 import inspect
 import shlex
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
@@ -25,7 +24,6 @@ from msgspec import Struct
 
 from lineshaft.agent.handlers import return_decoder, return_type
 from lineshaft.agent.outcome import Fail, encode_others, encoded
-from lineshaft.errors import UnavailableError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.types.work import SPAWN_STEP
 
@@ -35,7 +33,6 @@ T = TypeVar("T")
 OnChange = Literal["refuse", "rerun", "reuse"]
 
 MAX_NAME = 500
-_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
 
 
 class Meter:
@@ -53,9 +50,9 @@ class Meter:
         """Whether it is this step or runs inside of it."""
         step: Meter | None = self
         while step is not None:
-            if (step._task_id, step._name) == (task_id, name):  # noqa: SLF001 - its own
+            if (step._task_id, step._name) == (task_id, name):  # noqa: SLF001 - of this class
                 return True
-            step = step._outer  # noqa: SLF001 - its own
+            step = step._outer  # noqa: SLF001 - of this class
         return False
 
 
@@ -138,11 +135,11 @@ _DIGEST_LENGTH = 32
 def _check_parameters(function: Callable[..., Any]) -> None:
     """`key` and `on_change` would never reach a function with such a parameter."""
     try:
-        own = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some functions that are written in C
         return
     for name in ("key", "on_change"):
-        if name in own:
+        if name in parameters:
             shown = getattr(function, "__qualname__", repr(function))
             raise ValueError(
                 f"{shown} has a parameter {name!r}, which is also an option of ctx.step. Pass a lambda or a "
@@ -165,7 +162,7 @@ def _slow_form(value: Any) -> bytes:
     """Also of dicts with any keys, and sets of anything."""
     if isinstance(value, dict):
         return b"{%s}" % b",".join(
-            sorted(b"%s:%s" % (_form(key), _slow_form(each)) for key, each in value.items())
+            sorted(b"%s:%s" % (_form(key), _slow_form(item)) for key, item in value.items())
         )
     if isinstance(value, list | tuple):
         return b"[%s]" % b",".join(map(_slow_form, value))
@@ -295,16 +292,3 @@ def is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function)
-
-
-async def insist(call: Callable[[], Awaitable[T]], given_up: Callable[[], bool]) -> T:
-    """Repeat a call while the database is unavailable, until `given_up`."""
-    pause = _FIRST_PAUSE_SEC
-    while True:
-        try:
-            return await call()
-        except UnavailableError:
-            if given_up():
-                raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SEC)

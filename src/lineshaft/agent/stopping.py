@@ -1,126 +1,170 @@
-"""SIGTERM and SIGINT for all agents of an event loop: the first lets them finish, the second stops them.
-
-The event loop handles signals. While a handler blocks it, a thread notices them: Python writes the number of
-each signal to a socket at once, whatever the main thread is doing.
-"""
+"""How an agent stops: it is asked to, its tasks finish within a grace or are handed back, and it ends."""
 
 import asyncio
-import contextlib
-import os
+import logging
+import math
 import signal
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+import time
+from functools import partial
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from lineshaft.agent.claim_calls import ClaimCalls
+from lineshaft.agent.executor import Executor
+from lineshaft.agent.lease_keeper import REFUSED, LeaseKeeper
+from lineshaft.agent.outcome import NOTHING, RELEASED
+from lineshaft.agent.task_log import count
+from lineshaft.errors import LineshaftError, SupersededError
+from lineshaft.types.work import Presence
+
+_log = logging.getLogger("lineshaft.agent")
+
+AGENT_STOPS = "the agent stops"
+REFUSED_TO_WORK = "the agent was superseded or refused"
+#: When the agent may no longer work: handlers are cancelled again after this time, and then abandoned.
+_HURRIED_PATIENCE_SEC = 0.3
 
 
-class Stoppable(Protocol):
-    def stop(self, *, now: bool, because: signal.Signals) -> None:
+class Stopper:
+    """Ends the work of one agent."""
+
+    def __init__(
+        self, presence: Presence, claims: ClaimCalls, executor: Executor, lease_keeper: LeaseKeeper
+    ) -> None:
+        self.presence = presence
+        self._slots = claims.slots
+        self._claims = claims
+        self._executor = executor
+        self._lease_keeper = lease_keeper
+        self._loop = asyncio.get_running_loop()
+        #: Why the agent can't go on: it was superseded, or the server refuses it.
+        self.error: LineshaftError | None = None
+
+    def held_count(self) -> int:
+        return len(self._slots.held())
+
+    def expect_stop(self, release_by: float) -> None:
+        """Have the heartbeat thread release all tasks then, if the event loop is blocked. From any thread."""
+        # An event loop that runs again must not claim what was just released.
+        self._claims.forbid()
+        self._lease_keeper.release_by(self.presence, release_by)
+
+    async def finish(self, within_sec: float) -> None:
+        """Let running tasks finish, but no longer than this; then release them."""
+        try:
+            async with asyncio.timeout(within_sec):
+                await self._all_written()
+        except TimeoutError:
+            self.hand_back()
+
+    async def _all_written(self) -> None:
+        """Wait for outcomes, not for handlers: a thread whose task was released may go on."""
+        while self._slots.held():
+            await self._slots.change()
+
+    def hand_back(self) -> None:
+        for execution in self._slots.all():
+            self._executor.stop(execution, RELEASED, AGENT_STOPS)
+
+    async def close(self, within_sec: float) -> None:
+        """Write the remaining outcomes; give up after this time."""
+        try:
+            async with asyncio.timeout(within_sec):
+                await self._all_written()
+                await self._executor.writer.flush()
+                await self._spending_reported()
+        except TimeoutError:
+            if held := self._slots.held():
+                text = f"ends while it holds {count(len(held), 'task')}; their leases will expire"
+            else:
+                text = "ends before it could report what its last tasks have spent"
+            _log.warning("%s: %s", self.presence.agent_id, text)
+            for execution in held:
+                # What couldn't be written must at least be seen.
+                self._executor.task_log.ended(execution, None)
+        await self._lease_keeper.leave(self.presence, at_once=self.error is not None)
+        await self._executor.close()
+
+    async def _spending_reported(self) -> None:
+        """Wait until the server knows all spending, also that of abandoned handlers until now."""
+        if self.error is not None and self.error.code in REFUSED:
+            return
+        while any(execution.has_unreported_spending for execution in self._slots.to_report()):
+            self._lease_keeper.hurry(self.presence, 0.0)
+            await self._slots.change()
+
+    def end_with(self, error: LineshaftError) -> None:
+        """End the agent; at once if it was superseded or is refused, as it can't write outcomes then."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._claims.close()
+        if not (isinstance(error, SupersededError) or error.code in REFUSED):
+            return
+        for execution in self._slots.all():
+            self._executor.stop(execution, NOTHING, REFUSED_TO_WORK)
+        self._loop.call_later(_HURRIED_PATIENCE_SEC, self._cancel_again)
+        self._claims.abort_wait()
+
+    def _cancel_again(self) -> None:
+        """Handlers may have time to stop, such as that between SIGTERM and SIGKILL; this ends it."""
+        for execution in self._slots.all():
+            execution.cancel()
+        self._loop.call_later(_HURRIED_PATIENCE_SEC, self._abandon_all)
+
+    def _abandon_all(self) -> None:
+        for execution in self._slots.all():
+            self._executor.abandon(execution)
+
+
+class StopRequest:
+    """Whether an agent was asked to stop, and how. That may happen before the agent works."""
+
+    def __init__(self, grace_sec: float) -> None:
+        self.grace_sec = grace_sec
+        self.requested = asyncio.Event()
+        #: Set when running tasks are released at once.
+        self.without_grace = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stopper: Stopper | None = None
+        #: When running tasks are released at the latest, in monotonic time.
+        self._release_by = math.inf
+
+    def attach(self, stopper: Stopper) -> None:
+        """The agent works now: a request reaches it from any thread."""
+        self._stopper = stopper
+        if self._release_by < math.inf:
+            stopper.expect_stop(self._release_by)
+
+    def stop(self, *, now: bool, because: signal.Signals | None = None) -> None:
         """Called in the event loop; `now`: don't wait for running tasks."""
-        ...
+        self._log_stop(now=now, because=because)
+        self.requested.set()
+        if now:
+            self.without_grace.set()
 
     def expect_stop(self, *, now: bool) -> None:
         """The same, from a thread and at once: the event loop may be blocked."""
-        ...
+        when = time.monotonic() + (0.0 if now else self.grace_sec)
+        self._release_by = min(self._release_by, when)
+        if self._stopper is not None:
+            self._stopper.expect_stop(self._release_by)
 
+    def stop_from_anywhere(self, *, now: bool) -> None:
+        self.expect_stop(now=now)
+        self._loop.call_soon_threadsafe(partial(self.stop, now=now))
 
-class _Watch:
-    """Reports signals from a thread, and passes them on to the event loop."""
-
-    def __init__(self, on_signal: Callable[[int], None]) -> None:
-        self._on_signal = on_signal
-        self._reader, self._writer = socket.socketpair()
-        os.set_blocking(self._writer.fileno(), False)
-        self._event_loop_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._run, name="lineshaft signals", daemon=True).start()
-
-    def _run(self) -> None:
-        with self._reader:
-            while numbers := self._reader.recv(64):
-                # The program may have closed the event loop, or filled its socket.
-                with contextlib.suppress(OSError):
-                    os.write(self._event_loop_fd, numbers)
-                for number in numbers:
-                    self._on_signal(number)
-
-    def close(self) -> None:
-        current = signal.set_wakeup_fd(self._event_loop_fd)
-        if current != self._writer.fileno():
-            # The program has set another one since.
-            signal.set_wakeup_fd(current)
-        self._writer.close()
-
-
-class _Installed:
-    """The handlers in one event loop, and what was there before."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.members: dict[Stoppable, None] = {}
-        self._loop = loop
-        self._received = 0
-        self._noticed = 0
-        self._before: dict[signal.Signals, Any] = {}
-        for number in _SIGNALS:
-            handler = signal.getsignal(number)
-            if _is_default(handler):
-                with contextlib.suppress(NotImplementedError):  # event loops of Windows have none
-                    loop.add_signal_handler(number, self._stop_all, number)
-                    self._before[number] = handler
-        # After the event loop has set its own.
-        self._watch = _Watch(self._notice) if self._before else None
-
-    def _stop_all(self, number: signal.Signals) -> None:
-        self._received += 1
-        for member in list(self.members):
-            member.stop(now=self._received > 1, because=number)
-
-    def _notice(self, number: int) -> None:
-        # In the thread.
-        if number in self._before:
-            self._noticed += 1
-            for member in list(self.members):
-                member.expect_stop(now=self._noticed > 1)
-
-    def remove(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        for number, handler in self._before.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-
-_installed: dict[asyncio.AbstractEventLoop, _Installed] = {}
-
-
-@contextlib.contextmanager
-def signals(member: Stoppable) -> Iterator[None]:
-    """Pass signals to `member` while the block runs.
-
-    Only in the main thread, and only signals that the program neither handles nor ignores.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    installed = _installed.get(loop)
-    if installed is None:
-        installed = _installed[loop] = _Installed(loop)
-    installed.members[member] = None
-    try:
-        yield
-    finally:
-        installed.members.pop(member, None)
-        if not installed.members:
-            del _installed[loop]
-            installed.remove()
-
-
-def _is_default(handler: Any) -> bool:
-    """Whether it is the handler that Python, or `asyncio.run`, installs."""
-    if handler in {signal.SIG_DFL, signal.default_int_handler}:
-        return True
-    owner = getattr(getattr(handler, "func", None), "__self__", None)
-    return isinstance(owner, asyncio.Runner)
+    def _log_stop(self, *, now: bool, because: signal.Signals | None) -> None:
+        if self._stopper is None or self.without_grace.is_set() or (self.requested.is_set() and not now):
+            return
+        held = self._stopper.held_count()
+        tasks, them = count(held, "task"), "it" if held == 1 else "them"
+        if not held:
+            text = "stopping"
+        elif now:
+            text = f"handing back {tasks}"
+        else:
+            again = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second signal"}
+            hint = f"; {again[because]} hands {them} back" if because in again else ""
+            text = f"finishing {tasks} within {self.grace_sec:g} s{hint}"
+        agent_id = self._stopper.presence.agent_id
+        extra = {"agent_id": agent_id} | ({"signal": because.name} if because else {})
+        _log.info("%s: %s", agent_id, text, extra=extra)

@@ -3,10 +3,13 @@
 import logging
 from decimal import Decimal
 
-from lineshaft.agent.outcome import Outcome, Verdict
-from lineshaft.agent.run import Run
+from lineshaft.agent.execution import Execution
+from lineshaft.agent.outcome import Outcome, Verdict, failed
+from lineshaft.clock import lease_time
+from lineshaft.errors import StaleClaimError
 from lineshaft.logs import TASK_LINES
 from lineshaft.model import ratelimit
+from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.types.work import Moved
 
@@ -16,69 +19,99 @@ _LONGEST_TITLE = 60
 _LONGEST_ERROR = 500
 _CENT = Decimal("0.01")
 _MINUTE_SEC, _HOUR_SEC = 60, 3600
+#: Where a completed attempt leads whose output is rejected.
+_REJECTED = frozenset({Status.RETRYING, Status.DEAD_LETTERED})
 
 
 class TaskLog:
-    def __init__(self, agent_id: str) -> None:
-        self._agent_id = agent_id
+    def __init__(self) -> None:
         self._done = 0
         self._failed = 0
         self._released = 0
         self._cost = Decimal(0)
 
-    def started(self, run: Run) -> None:
+    def started(self, execution: Execution) -> None:
         if not _log.isEnabledFor(logging.INFO):
             return
-        task = run.execution.task
+        task = execution.task
         title = _line(task.title, _LONGEST_TITLE)
         again = f" (attempt {task.attempts + 1} of {task.max_attempts})" if task.attempts else ""
-        _log.info("started%s%s", f": {title}" if title != task.type else "", again, extra=self._about(run))
+        _log.info("started%s%s", f": {title}" if title != task.type else "", again, extra=execution.labels)
 
-    def ended(self, run: Run, moved: Moved | None) -> None:
+    def ended(self, execution: Execution, moved: Moved | None) -> None:
         """`moved`: how its outcome was written; None: it was not."""
-        error, run.error = run.error, None
-        outcome = run.reported
+        error = execution.take_error()
+        outcome = execution.reported
         if outcome is None:
             return
-        cost = run.spent.cost_usd
+        cost = execution.spent.cost_usd
         if cost:
             self._cost += cost
-        status = None if moved is None else moved.status
+        stale = moved.error if moved is not None and isinstance(moved.error, StaleClaimError) else None
+        # A written outcome ended the claim, even if the agent claimed the task again before it knew.
+        is_written = moved is not None and moved.status is not None
+        if stale is not None or (execution.lease.is_lost and not is_written):
+            self._lost(execution, str(stale or execution.lease.over))
+        elif outcome.verdict is Verdict.COMPLETE:
+            self._completed(execution, moved, cost)
+        elif outcome.verdict is Verdict.FAIL:
+            self._failure(execution, outcome, moved, error)
+        else:
+            self._given_up(execution, outcome)
+
+    def _given_up(self, execution: Execution, outcome: Outcome) -> None:
         match outcome.verdict:
-            case Verdict.COMPLETE:
-                self._done += status is not None
-                if _log.isEnabledFor(logging.INFO):
-                    self._completed(run, status, cost)
-            case Verdict.FAIL:
-                self._failure(run, outcome, moved, error)
             case Verdict.NOTHING:
-                _log.info("stopped after %s: %s", *_stopped(run), extra=self._about(run))
+                why = execution.lease.over or "the claim is over"
+                _log.info("stopped after %s: %s", _took(execution), why, extra=execution.labels)
             case Verdict.CANCEL:
                 reason = _line(outcome.reason, _LONGEST_ERROR)
-                _log.info("cancelled by its handler: %s", reason, extra=self._about(run))
+                _log.info("cancelled by its handler: %s", reason, extra=execution.labels)
             case Verdict.SNOOZE:
-                _log.info("snoozed for %s", duration(outcome.delay_sec or 0), extra=self._about(run))
+                _log.info("snoozed for %s", duration(outcome.delay_sec or 0), extra=execution.labels)
             case Verdict.RELEASE:
                 self._released += 1
-                why = run.execution.over or outcome.reason or "no reason"
-                _log.info("handed back after %s: %s", self._took(run), why, extra=self._about(run))
+                why = execution.lease.over or outcome.reason or "no reason"
+                # An agent whose claims are always late would never do anything.
+                level = logging.INFO if execution.lease.may_hold else logging.WARNING
+                _log.log(level, "handed back after %s: %s", _took(execution), why, extra=execution.labels)
 
-    def _completed(self, run: Run, status: Status | None, cost: Decimal | None) -> None:
+    def _lost(self, execution: Execution, why: str) -> None:
+        """The queue has taken the task back; one line, whatever showed it first."""
+        host = execution.host
+        silent_sec = round(lease_time() - execution.lease.renewed_at, 1)
+        _log.warning(
+            "lost after %s, by agent %s, instance %r: %s; its lease was last renewed %s ago",
+            *(_took(execution), host.agent_id, host.instance, _line(why, _LONGEST_ERROR).rstrip(".")),
+            duration(silent_sec),
+            extra=execution.labels | {"instance": host.instance, "silent_sec": silent_sec},
+        )
+
+    def _completed(self, execution: Execution, moved: Moved | None, cost: Decimal | None) -> None:
+        status = None if moved is None else moved.status
+        if status in _REJECTED:
+            self._failure(execution, _rejection(execution, moved), moved, None)
+            return
+        self._done += status is not None
+        if not _log.isEnabledFor(logging.INFO):
+            return
         price = f" for {dollars(cost)}" if cost else ""
         then = ""
         if status is Status.VALIDATING:
             then = "; its output is being checked"
         elif status is not Status.COMPLETED:
-            then = f"; it is {status} now" if status is not None else "; another agent has the task"
-        extra = self._about(run) | {"duration_sec": self._seconds(run), "cost_usd": cost}
-        _log.info("done in %s%s%s", self._took(run), price, then, extra=extra)
+            then = f"; it is {status} now" if status is not None else "; this was not recorded"
+        extra = execution.labels | {"duration_sec": _seconds(execution), "cost_usd": cost}
+        _log.info("done in %s%s%s", _took(execution), price, then, extra=extra)
 
-    def _failure(self, run: Run, outcome: Outcome, moved: Moved | None, error: BaseException | None) -> None:
+    def _failure(
+        self, execution: Execution, outcome: Outcome, moved: Moved | None, error: BaseException | None
+    ) -> None:
         wait = None if moved is None else moved.retry_in_sec
-        extra = self._about(run) | {
+        extra = execution.labels | {
             "category": outcome.category,
             "error": outcome.error,
-            "duration_sec": self._seconds(run),
+            "duration_sec": _seconds(execution),
             "retry_in_sec": wait,
         }
         reason = _line(outcome.error, _LONGEST_ERROR)
@@ -90,7 +123,7 @@ class TaskLog:
         raised = None if outcome.traceback is None else error
         _log.error(
             "failed after %s: %s; %s",
-            *(self._took(run), reason.rstrip("."), _consequence(run, moved)),
+            *(_took(execution), reason.rstrip("."), _consequence(execution, moved)),
             extra=extra,
             exc_info=raised,
         )
@@ -106,28 +139,22 @@ class TaskLog:
             parts.append(f"{dollars(self._cost)} spent")
         return ", ".join(parts)
 
-    def _about(self, run: Run) -> dict[str, object]:
-        task = run.execution.task
-        return {
-            "task_id": task.id,
-            "task_type": task.type,
-            "attempt": task.attempts + 1,
-            "agent_id": self._agent_id,
-        }
 
-    def _seconds(self, run: Run) -> float:
-        return round(run.execution.host.loop.time() - run.started_at, 3)
-
-    def _took(self, run: Run) -> str:
-        return duration(self._seconds(run))
+def _rejection(execution: Execution, moved: Moved | None) -> Outcome:
+    """A completed attempt whose output was rejected, as the failure that it is."""
+    reason = (moved and moved.failure_reason) or f"see 'lineshaft task show {execution.task.id}'"
+    return failed(f"its output was rejected: {reason}", FailureCategory.INVALID_OUTPUT)
 
 
-def _stopped(run: Run) -> tuple[str, str]:
-    seconds = run.execution.host.loop.time() - run.started_at
-    return duration(seconds), run.execution.over or "the claim is over"
+def _seconds(execution: Execution) -> float:
+    return round(execution.host.loop.time() - execution.started_at, 3)
 
 
-def _consequence(run: Run, moved: Moved | None) -> str:
+def _took(execution: Execution) -> str:
+    return duration(_seconds(execution))
+
+
+def _consequence(execution: Execution, moved: Moved | None) -> str:
     status = None if moved is None else moved.status
     if moved is not None and moved.retry_in_sec is not None:
         return (
@@ -136,7 +163,7 @@ def _consequence(run: Run, moved: Moved | None) -> str:
             else f"will retry in {duration(moved.retry_in_sec)}"
         )
     if status is Status.DEAD_LETTERED:
-        return f"won't retry: see 'lineshaft dlq show {run.id}'"
+        return f"won't retry: see 'lineshaft dlq show {execution.task.id}'"
     return "this was not recorded" if status is None else f"it is {status} now"
 
 

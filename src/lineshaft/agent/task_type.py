@@ -19,11 +19,12 @@ from typing import (
 import msgspec
 
 from lineshaft.agent.context import SyncTaskContext, TaskContext
-from lineshaft.agent.handlers import Function, Handler, return_decoder
+from lineshaft.agent.handlers import Function, Handler, parameters_schema, result_schema, return_decoder
 from lineshaft.agent.outcome import encode_others
 from lineshaft.client.handles import TaskReference
 from lineshaft.model.durations import in_seconds
-from lineshaft.model.tasks import NewTask, TaskDefaults
+from lineshaft.model.tasks import LIMITS_OF_TYPES, NewTask, TaskDefaults
+from lineshaft.model.type_defaults import MAX_DESCRIPTION, MAX_SCHEMA_BYTES, TypeDefaults
 from lineshaft.types.tasks import Task
 from lineshaft.types.typed_task import TypedTask
 
@@ -33,19 +34,8 @@ R_co = TypeVar("R_co", covariant=True)
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 
 #: How other queues submit a call of a function.
-_OTHER_QUEUES = frozenset(
-    (
-        "delay",
-        "apply_async",
-        "s",
-        "si",
-        "signature",
-        "submit",
-        "send",
-        "send_with_options",
-        "enqueue",
-        "defer",
-    )
+_OTHER_QUEUES = frozenset({"delay", "apply_async", "s", "si", "signature", "submit", "send"}) | frozenset(
+    {"send_with_options", "enqueue", "defer"}
 )
 
 
@@ -60,6 +50,17 @@ class TaskType(Generic[P, R_co]):
         NewTask(name, **self._defaults)
         self._signature = handler.signature
         self._decode = return_decoder(handler.function)
+
+    def declaration(self) -> TypeDefaults:
+        """What its agent declares about the type when it registers."""
+        limits = {name: self._defaults.get(name) for name in LIMITS_OF_TYPES}
+        described = inspect.getdoc(self._handler.function) or ""
+        return TypeDefaults(
+            **limits,
+            parameters_schema=_of_bearable_size(parameters_schema(self._handler)),
+            result_schema=_of_bearable_size(result_schema(self._handler)),
+            description=described[:MAX_DESCRIPTION] or None,
+        )
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> TypedTask[R_co]:
         """Build a task with these arguments for its handler. Nothing is submitted.
@@ -79,8 +80,8 @@ class TaskType(Generic[P, R_co]):
                 self._refuse_upstream(rest := arguments.pop(parameter.name, {}))
                 arguments |= rest
         inputs = {name: of for name, value in arguments.items() if (of := _upstream(value)) is not None}
-        given = {name: value for name, value in arguments.items() if name not in inputs}
-        spec = msgspec.to_builtins(given, enc_hook=encode_others)
+        values = {name: value for name, value in arguments.items() if name not in inputs}
+        spec = msgspec.to_builtins(values, enc_hook=encode_others)
         return TypedTask.returning(
             self._decode, self.name, spec=spec, inputs=inputs or None, **self._defaults
         )
@@ -105,6 +106,11 @@ class TaskType(Generic[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+def _of_bearable_size(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A schema is for people: an agent that has a huge one does without."""
+    return None if schema is None or len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES else schema
 
 
 def _upstream(value: Any) -> str | list[str] | None:

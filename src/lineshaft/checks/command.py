@@ -38,7 +38,7 @@ _GO = b"go\n"
 _KEYS = frozenset({"argv", "time_limit_sec", "directory", "pass_env"})
 
 
-class Command(Struct, frozen=True):
+class CheckCommand(Struct, frozen=True):
     argv: tuple[str, ...]
     time_limit_sec: float = DEFAULT_LIMIT_SEC
     #: Contains the working directories of tasks, or is the working directory itself.
@@ -47,7 +47,7 @@ class Command(Struct, frozen=True):
     pass_env: tuple[str, ...] = ()
 
 
-def read_commands(path: Path) -> dict[str, Command]:
+def read_commands(path: Path) -> dict[str, CheckCommand]:
     """Read the operator's file: NAME: {argv: [...], time_limit_sec: 300, directory: /where/tasks/work}.
 
     A relative path of a program starts at the folder of the file.
@@ -65,7 +65,7 @@ def read_commands(path: Path) -> dict[str, Command]:
     return {str(name): _command(path, str(name), entry) for name, entry in found.items()}
 
 
-def _command(path: Path, name: str, entry: Any) -> Command:
+def _command(path: Path, name: str, entry: Any) -> CheckCommand:
     place = f"{path}: {name}"
     if not isinstance(entry, dict) or not entry.keys() <= _KEYS:
         raise SettingsError(
@@ -90,11 +90,11 @@ def _command(path: Path, name: str, entry: Any) -> Command:
         # A relative path is the operator's: it starts at the file, not at the task's working directory.
         program = str(path.parent.absolute() / Path(program).expanduser())
     where = None if directory is None else Path(directory).expanduser()
-    return Command((program, *rest), float(limit), where, tuple(passed))
+    return CheckCommand((program, *rest), float(limit), where, tuple(passed))
 
 
 class CommandCheck(Struct, frozen=True):
-    commands: Mapping[str, Command]
+    commands: Mapping[str, CheckCommand]
 
     def fault(self, schema: Any) -> str | None:
         if not isinstance(schema, dict) or not schema.keys() <= {"command", "working_directory"}:
@@ -131,7 +131,7 @@ class CommandCheck(Struct, frozen=True):
         return rejected(f"the command {name} {how}; last output: {tail.strip() or 'none'}")
 
 
-def _directory(command: Command, wanted: Any) -> Path:
+def _directory(command: CheckCommand, wanted: Any) -> Path:
     """The working directory that the task names, if it is within the one that the operator allows."""
     root = (command.directory or Path.cwd()).resolve()
     if wanted is None:
@@ -150,14 +150,14 @@ def _directory(command: Command, wanted: Any) -> Path:
     return found
 
 
-async def _run(command: Command, directory: Path, candidate: CandidateOutput) -> tuple[int | None, str]:
+async def _run(command: CheckCommand, directory: Path, candidate: CandidateOutput) -> tuple[int | None, str]:
     """The exit code (None: killed at the limit) and the end of its output."""
     # Keys and passwords of the server are not for a program that runs the work of tasks.
     environment = child_environment(os.environ, command.pass_env)
     environment |= {"LINESHAFT_TASK_ID": candidate.task_id, "LINESHAFT_TASK_TYPE": candidate.type}
     program = _program(command.argv[0], environment.get("PATH"))
     guardian = await asyncio.to_thread(_GUARDIANS.get)
-    watch = _Watch()
+    watch = _OutputTail()
     try:
         transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: watch,
@@ -237,7 +237,7 @@ def _input(candidate: CandidateOutput) -> bytes:
     return msgspec.json.encode({"task": task, "output": msgspec.Raw(candidate.output)})
 
 
-class _Watch(asyncio.SubprocessProtocol):
+class _OutputTail(asyncio.SubprocessProtocol):
     """Keeps the end of a process's output, and sees it exit even while others hold its pipes."""
 
     def __init__(self) -> None:

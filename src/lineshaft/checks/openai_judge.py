@@ -66,16 +66,19 @@ class OpenAIJudge:
                 max_body=_MAX_RESPONSE_BYTES,
             )
         except NoResponseError as error:
-            raise NoVerdict(f"the judge can't be reached: {error}") from None
+            # A request that arrived may be paid for, whether its answer arrives or not.
+            cost = None if error.sent else Decimal(0)
+            raise NoVerdict(f"the judge can't be reached: {error}", cost_usd=cost) from None
         if response.status not in _SUCCESS:
             text = response.body.decode(errors="replace")[:300]
             raise NoVerdict(f"the judge responded with HTTP {response.status}: {text}")
         try:
             found = msgspec.json.decode(response.body)
         except msgspec.DecodeError as error:
-            raise NoVerdict(f"the judge's response is not JSON: {error}") from None
+            raise NoVerdict(f"the judge's response is not JSON: {error}", cost_usd=None) from None
         if not isinstance(found, dict):
-            raise NoVerdict(f"the judge's response is a {type(found).__name__}, not an object")
+            kind = type(found).__name__
+            raise NoVerdict(f"the judge's response is a {kind}, not an object", cost_usd=None)
         return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from msgspec import Struct
 
 from lineshaft.checks import decision_report
-from lineshaft.checks.command import Command, CommandCheck, read_commands
+from lineshaft.checks.command import CheckCommand, CommandCheck, read_commands
 from lineshaft.checks.judge import Judge, JudgeCheck
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError
@@ -21,9 +21,9 @@ from lineshaft.settings import Settings
 HUMAN = "human"
 MAX_GATES = 20
 
-Result = Verdict | bool
+CheckResult = Verdict | bool
 #: Receives the gate's schema and the output.
-Check = Callable[[Any, CandidateOutput], Result | Awaitable[Result]]
+Check = Callable[[Any, CandidateOutput], CheckResult | Awaitable[CheckResult]]
 Fault = Callable[[Any], str | None]
 
 
@@ -32,6 +32,8 @@ class _Method(Struct, frozen=True):
     fault: Fault
     #: Finishes without waiting for anything.
     is_instant: bool
+    #: Costs money, which is reserved before it runs.
+    is_paid: bool = False
 
 
 def _from_module(name: str) -> _Method:
@@ -49,14 +51,16 @@ def _from_module(name: str) -> _Method:
 
 
 class Checks:
-    def __init__(self, *, commands: Mapping[str, Command] | None = None, judge: Judge | None = None) -> None:
+    def __init__(
+        self, *, commands: Mapping[str, CheckCommand] | None = None, judge: Judge | None = None
+    ) -> None:
         command, judging = CommandCheck(commands or {}), JudgeCheck(judge)
         self._methods: dict[str, _Method] = {
             "json-schema": _from_module("json_schema"),
             "regex": _from_module("regex"),
             decision_report.METHOD: _Method(decision_report.check, _anything, is_instant=True),
             "test-pass": _Method(command.check, command.fault, is_instant=False),
-            "llm-judge": _Method(judging.check, judging.fault, is_instant=False),
+            "llm-judge": _Method(judging.check, judging.fault, is_instant=False, is_paid=True),
         }
 
     @classmethod
@@ -80,17 +84,20 @@ class Checks:
             judge=OpenAIJudge(settings.judge_url, settings.judge_model, settings.judge_api_key),
         )
 
-    def register(self, name: str, check: Check, *, fault: Fault | None = None) -> None:
+    def register(self, name: str, check: Check, *, fault: Fault | None = None, is_paid: bool = False) -> None:
         """Add a check of your own as a method that tasks can name.
 
         A plain function must return quickly: it runs while the task is being completed. An `async` function
         runs in the validator and may take long. `fault` returns what is wrong with a schema, at submission.
+        `is_paid`: it costs money; what it may cost is reserved before it runs, and without money it waits.
         """
+        is_instant = not inspect.iscoroutinefunction(check)
+        if is_paid and is_instant:
+            fault_ = f"gate {name!r} can't cost money: it isn't async, so nothing could be reserved for it"
+            raise InvalidInputError(errors=[("is_paid", fault_)])
         if name in self._methods or name in {"none", HUMAN}:
             raise InvalidInputError(errors=[("name", f"gate {name!r} already exists; choose another name")])
-        self._methods[name] = _Method(
-            check, fault or _anything, is_instant=not inspect.iscoroutinefunction(check)
-        )
+        self._methods[name] = _Method(check, fault or _anything, is_instant, is_paid)
 
     def faults(self, gates: Sequence[Gate]) -> list[tuple[str, str]]:
         """What is wrong with the gates of a new task: (field, fault) pairs."""
@@ -120,6 +127,11 @@ class Checks:
         """The methods that a validator with these checks can run."""
         return list(self._methods)
 
+    @property
+    def paid(self) -> list[str]:
+        """Those of them that cost money."""
+        return [name for name, method in self._methods.items() if method.is_paid]
+
     def is_instant(self, name: str) -> bool:
         method = self._methods.get(name)
         return method is not None and method.is_instant
@@ -146,10 +158,11 @@ class Checks:
         except NoVerdict:
             raise
         except Exception as error:
-            raise NoVerdict(f"the check {name} failed: {type(error).__name__}: {error}") from error
+            failed = f"the check {name} failed: {type(error).__name__}: {error}"
+            raise NoVerdict(failed, cost_usd=None) from error
 
 
-def _verdict(name: str, result: Result) -> Verdict:
+def _verdict(name: str, result: CheckResult) -> Verdict:
     if isinstance(result, Verdict):
         return result
     if not isinstance(result, bool):  # a check that returns nothing hasn't rejected the output

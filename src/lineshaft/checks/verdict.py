@@ -22,7 +22,7 @@ class NoVerdict(Exception):  # noqa: N818 - not an error of the output: there is
     """The check could not be made. It is repeated later."""
 
     def __init__(self, message: str, *, cost_usd: Decimal | None = NOTHING) -> None:
-        """`cost_usd`: what was spent nevertheless."""
+        """`cost_usd`: what was spent nevertheless; None: an unknown amount."""
         self.cost_usd = None if cost_usd is None else money(cost_usd, "cost_usd")
         super().__init__(message)
 

@@ -43,8 +43,8 @@ and reports the result
   - standard output is the output: JSON if it is valid JSON, else text
   - files in the folder $LINESHAFT_OUTPUTS become artifacts of the output
   - exit code 0: done; 75: try again later, without using an attempt; 77: not
-    permitted; 64 or 65: the task is invalid; any other code is a crash, and
-    the task is retried
+    permitted; 64 or 65: the task is invalid; any other code is an error,
+    and the task is retried
   - the end of standard error is stored with a failed attempt
 
 While it runs, it may write JSON objects, one per line, to the file descriptor

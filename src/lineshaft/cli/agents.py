@@ -3,8 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from lineshaft.cli.actions import print_done, print_items, print_result
 from lineshaft.cli.connection import add_flags, add_reason, collect, connect
-from lineshaft.cli.output import When, moment_and_age, print_facts, print_json, print_table, usd
+from lineshaft.cli.output import When, moment_and_age, print_facts, print_table, usd, usd_left
 from lineshaft.cli.usage import UsageError, dollars, positive
 from lineshaft.model.instance_names import short_names
 
@@ -94,31 +95,26 @@ def list_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         found, _ = collect(lambda limit, cursor: shaft.agents(status=args.status, limit=limit, cursor=cursor))
     agents = [agent for agent in found if _is_wanted(agent, args)]
-    if args.json:
-        print_json(agents)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        agents,
         ("AGENT", "STATUS", "PROCESSES", "BUSY", "LEFT USD", "TYPES", "CAPABILITIES", "LAST HEARTBEAT"),
-        [
-            (
-                agent.id,
-                agent.status,
-                sum(each.status != "offline" for each in agent.instances),
-                f"{agent.current_tasks} of {agent.max_concurrent_tasks}",
-                "" if agent.budget_remaining_usd is None else usd(agent.budget_remaining_usd),
-                "any" if agent.types is None else agent.types,
-                agent.capabilities,
-                When(agent.last_heartbeat),
-            )
-            for agent in agents
-        ],
+        lambda agent: (
+            agent.id,
+            agent.status,
+            sum(instance.status != "offline" for instance in agent.instances),
+            f"{agent.current_tasks} of {agent.max_concurrent_tasks}",
+            "" if agent.budget_remaining_usd is None else usd(agent.budget_remaining_usd),
+            "any" if agent.types is None else agent.types,
+            agent.capabilities,
+            When(agent.last_heartbeat),
+        ),
         empty=f"No agents match these filters in {args.place}."
         if found or args.status
         else f"No agents in {args.place}. 'lineshaft agent --exec COMMAND --type TYPE' runs any command as "
         "an agent; docs/agents.md shows how to write one in Python.",
         optional=("PROCESSES", "LEFT USD", "CAPABILITIES"),
     )
-    return 0
 
 
 def _is_wanted(agent: "AgentInfo", args: argparse.Namespace) -> bool:
@@ -131,8 +127,7 @@ def _is_wanted(agent: "AgentInfo", args: argparse.Namespace) -> bool:
 
 def show_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        _show(args, shaft.get_agent(args.id))
-    return 0
+        return print_result(args, shaft.get_agent(args.id), _show)
 
 
 def change_(args: argparse.Namespace) -> int:
@@ -141,30 +136,23 @@ def change_(args: argparse.Namespace) -> int:
     if not changes:
         raise UsageError("Nothing to change: use --status, --slots, --budget or --add-budget.")
     with connect(args) as shaft:
-        agent = shaft.change_agent(args.id, **changes, reason=args.reason)
-    _show(args, agent)
-    return 0
+        return print_result(args, shaft.change_agent(args.id, **changes, reason=args.reason), _show)
 
 
 def remove_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         shaft.delete_agent(args.id, reason=args.reason)
-    if args.json:
-        print_json({"id": args.id, "deleted": True})
-    else:
-        print(f"Deleted agent {args.id}. Its history is kept.")
-    return 0
+    return print_done(
+        args, {"id": args.id, "deleted": True}, f"Deleted agent {args.id}. Its history is kept."
+    )
 
 
-def _show(args: argparse.Namespace, agent: "AgentInfo") -> None:
-    if args.json:
-        print_json(agent)
-        return
+def _show(agent: "AgentInfo") -> None:
     live = [each for each in agent.instances if each.status != "offline"] or agent.instances[:1]
     versions = dict.fromkeys(each.version for each in live if each.version is not None)
     budget = "unlimited"
-    if agent.budget_usd is not None:
-        budget = f"{usd(agent.budget_remaining_usd)} of {usd(agent.budget_usd)} USD left"
+    if agent.budget_usd is not None and agent.budget_remaining_usd is not None:
+        budget = usd_left(agent.budget_remaining_usd, agent.budget_usd)
     print_facts(
         [
             ("Agent", agent.id),

@@ -1,11 +1,11 @@
 """`lineshaft approvals`: outputs and tasks that wait for a person."""
 
 import argparse
-import getpass
 
+from lineshaft.cli.actions import add_reviewer, print_items, reviewer
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import task_id
-from lineshaft.cli.output import Id, When, print_json, print_table
+from lineshaft.cli.output import Id, When
 from lineshaft.cli.task import own_title, print_status
 from lineshaft.cli.usage import json_value
 
@@ -38,7 +38,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     for action in (approve, reject):
         action.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
         action.add_argument("--note", default="", help="the reason")
-        action.add_argument("--reviewer", help="who decides (default: your user name)")
+        add_reviewer(action)
     for action in (listing, approve, reject):
         add_flags(action)
 
@@ -46,38 +46,29 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def list_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         items, _ = collect(lambda limit, cursor: shaft.approvals(limit=limit, cursor=cursor))
-    if args.json:
-        print_json(items)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        items,
         ("TASK", "KIND", "TYPE", "TITLE", "SINCE"),
-        [
-            (
-                Id(item.task.id),
-                item.kind,
-                item.task.type,
-                own_title(item.task.type, item.task.title),
-                When(item.since),
-            )
-            for item in items
-        ],
+        lambda item: (
+            Id(item.task.id),
+            item.kind,
+            item.task.type,
+            own_title(item.task.type, item.task.title),
+            When(item.since),
+        ),
         empty=f"Nothing waits for a person in {args.place}.",
     )
-    return 0
 
 
 def approve_(args: argparse.Namespace) -> int:
     data = None if args.data is None else json_value("--data", args.data)
     with connect(args) as shaft:
-        task = shaft.approve(task_id(shaft, args.id), reviewer=_reviewer(args), note=args.note, data=data)
+        task = shaft.approve(task_id(shaft, args.id), reviewer=reviewer(args), note=args.note, data=data)
     return print_status(args, task)
 
 
 def reject_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        task = shaft.reject(task_id(shaft, args.id), reviewer=_reviewer(args), note=args.note)
+        task = shaft.reject(task_id(shaft, args.id), reviewer=reviewer(args), note=args.note)
     return print_status(args, task)
-
-
-def _reviewer(args: argparse.Namespace) -> str:
-    return args.reviewer or getpass.getuser()

@@ -5,11 +5,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from lineshaft.cli.actions import print_done, print_items, print_result
 from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import When, print_facts, print_json, print_more, print_table
+from lineshaft.cli.output import When, print_facts, print_json
 from lineshaft.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from lineshaft.types import Artifact
 
 _STANDARD = "-"
 #: How often progress is shown, and from which size on it is worth it.
@@ -70,9 +74,10 @@ def put_(args: argparse.Namespace) -> int:
             task=args.task,
             progress=progress.show,
         )
-    if args.json:
-        print_json(made)
-        return 0
+    return print_result(args, made, _show)
+
+
+def _show(made: "Artifact") -> None:
     facts = [
         ("Reference", made.ref),
         ("Name", made.name),
@@ -80,7 +85,6 @@ def put_(args: argparse.Namespace) -> int:
         ("SHA-256", made.sha256),
     ]
     print_facts([*facts, ("Type", made.content_type), *([("Task", made.task_id)] if made.task_id else [])])
-    return 0
 
 
 def get_(args: argparse.Namespace) -> int:
@@ -99,11 +103,7 @@ def get_(args: argparse.Namespace) -> int:
         _check_target(target, force=args.force)
         with _Progress("Downloading", found.size) as progress:
             shaft.artifacts.save(args.ref, target, progress=progress.show)
-    if args.json:
-        print_json({"path": str(target), "artifact": found})
-    else:
-        print(f"{target} ({size(found.size)})")
-    return 0
+    return print_done(args, {"path": str(target), "artifact": found}, f"{target} ({size(found.size)})")
 
 
 def _check_target(target: Path, *, force: bool) -> None:
@@ -123,19 +123,17 @@ def list_(args: argparse.Namespace) -> int:
         items, more = collect(
             lambda limit, cursor: shaft.artifacts.list(task=args.task, limit=limit, cursor=cursor), args.limit
         )
-    if args.json:
-        print_json(items)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        items,
         ("ARTIFACT", "NAME", "SIZE", "TYPE", "TASK", "CREATED"),
-        [
-            (item.id, item.name, size(item.size), item.content_type, item.task_id, When(item.created_at))
-            for item in items
-        ],
+        lambda item: (
+            *(item.id, item.name, size(item.size), item.content_type, item.task_id),
+            When(item.created_at),
+        ),
         empty="No artifacts.",
+        more=more,
     )
-    print_more(len(items), "--limit N shows more.", more=more)
-    return 0
 
 
 def rm_(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lineshaft.cli.actions import print_items, print_result
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import dag_id
 from lineshaft.cli.output import (
@@ -14,7 +15,6 @@ from lineshaft.cli.output import (
     moment_and_age,
     print_facts,
     print_json,
-    print_more,
     print_table,
     usd,
 )
@@ -84,28 +84,23 @@ def list_(args: argparse.Namespace) -> int:
             ),
             args.limit,
         )
-    if args.json:
-        print_json(dags)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        dags,
         ("DAG", "STATUS", "TITLE", "DONE", "USD", "CREATED"),
-        [
-            (
-                Id(dag.id),
-                dag.status,
-                dag.title,
-                f"{dag.counts.get('COMPLETED', 0)} of {len(dag.tasks)}",
-                usd(dag.spent_usd) if dag.spent_usd else "",
-                When(dag.created_at),
-            )
-            for dag in dags
-        ],
+        lambda dag: (
+            Id(dag.id),
+            dag.status,
+            dag.title,
+            f"{dag.counts.get('COMPLETED', 0)} of {len(dag.tasks)}",
+            usd(dag.spent_usd) if dag.spent_usd else "",
+            When(dag.created_at),
+        ),
         empty=f"No DAGs in {args.place}. Submit one with 'lineshaft submit --file dag.yaml'; --all also "
         "lists standalone tasks.",
         optional=("USD",),
+        more=more,
     )
-    print_more(len(dags), "--limit N shows more.", more=more)
-    return 0
 
 
 def show_(args: argparse.Namespace) -> int:
@@ -210,9 +205,10 @@ def budget_(args: argparse.Namespace) -> int:
             dag = shaft.add_dag_budget(dag_id(shaft, args.id), args.add)
         else:
             dag = shaft.set_dag_budget(dag_id(shaft, args.id), args.ceiling)
-    if args.json:
-        print_json(dag)
-        return 0
+    return print_result(args, dag, _show_budget)
+
+
+def _show_budget(dag: "Dag") -> None:
     ceiling = dag.budget_ceiling_usd
     print_facts(
         [
@@ -222,14 +218,9 @@ def budget_(args: argparse.Namespace) -> int:
             ("Reserved", f"{usd(dag.reserved_usd)} USD"),
         ]
     )
-    return 0
 
 
 def cancel_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         dag = shaft.cancel_dag(dag_id(shaft, args.id), args.reason)
-    if args.json:
-        print_json(dag)
-    else:
-        print_facts([("DAG", dag.id), ("Status", dag.status)])
-    return 0
+    return print_result(args, dag, lambda dag: print_facts([("DAG", dag.id), ("Status", dag.status)]))

@@ -1,10 +1,10 @@
 """`lineshaft dlq`: dead letters."""
 
 import argparse
-import getpass
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lineshaft.cli.actions import add_reviewer, print_items, print_result, reviewer
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import task_id
 from lineshaft.cli.output import (
@@ -14,7 +14,6 @@ from lineshaft.cli.output import (
     pretty,
     print_facts,
     print_json,
-    print_more,
     print_note,
     print_table,
     usd,
@@ -87,7 +86,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     review.set_defaults(run=review_)
     for action in (resolve, retry, review):
-        action.add_argument("--reviewer", help="who decides (default: your user name)")
+        add_reviewer(action)
         action.add_argument("--note", default="", help="the reason, stored with the resolution")
     for action in (listing, show, resolve, retry, review):
         add_flags(action)
@@ -107,39 +106,29 @@ def list_(args: argparse.Namespace) -> int:
             ),
             args.limit,
         )
-    if args.json:
-        print_json(letters)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        letters,
         ("TASK", "TYPE", "TITLE", "SINCE", "CATEGORY", "USD", "POISON", "ERROR"),
-        [
-            (
-                Id(letter.task_id),
-                letter.type,
-                own_title(letter.type, letter.title),
-                When(letter.dead_lettered_at),
-                letter.category,
-                usd(letter.total_cost_usd) if letter.total_cost_usd else "",
-                "yes" if letter.poison_pill else "",
-                letter.error,
-            )
-            for letter in letters
-        ],
+        lambda letter: (
+            Id(letter.task_id),
+            letter.type,
+            own_title(letter.type, letter.title),
+            When(letter.dead_lettered_at),
+            letter.category,
+            usd(letter.total_cost_usd) if letter.total_cost_usd else "",
+            "yes" if letter.poison_pill else "",
+            letter.error,
+        ),
         empty=f"No dead letters in {args.place}.",
         optional=("USD", "POISON", "TITLE", "CATEGORY"),
+        more=more,
     )
-    print_more(len(letters), "--limit N shows more.", more=more)
-    return 0
 
 
 def show_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        letter = shaft.get_dead_letter(task_id(shaft, args.id))
-    if args.json:
-        print_json(letter)
-    else:
-        _print(letter)
-    return 0
+        return print_result(args, shaft.get_dead_letter(task_id(shaft, args.id)), _print)
 
 
 def _print(letter: "DeadLetter") -> None:
@@ -164,7 +153,7 @@ def resolve_(args: argparse.Namespace) -> int:
 
     if (args.spec is not None) != (args.resolution == "modify_and_retry"):
         raise UsageError("--resolution modify_and_retry needs --spec, and only it takes one.")
-    decision: dict[str, Any] = {"reviewer": _reviewer(args), "note": args.note}
+    decision: dict[str, Any] = {"reviewer": reviewer(args), "note": args.note}
     if args.spec is not None:
         decision["spec"] = json_value("--spec", args.spec)
     if args.not_before is not None:
@@ -185,10 +174,6 @@ def resolve_(args: argparse.Namespace) -> int:
     elif resolved:
         print_table(("TASK", "STATUS"), [(Id(task.id), task.status) for task in resolved], empty="")
     return 1 if failed else 0
-
-
-def _reviewer(args: argparse.Namespace) -> str:
-    return args.reviewer or getpass.getuser()
 
 
 def review_(args: argparse.Namespace) -> int:
@@ -224,7 +209,7 @@ def _ask(shaft: "SyncLineshaft", args: argparse.Namespace, letter: "DeadLetter")
         try:
             spec = json_value("The spec", input("New spec (JSON): ")) if answer == "m" else None
             task = shaft.resolve(
-                letter.task_id, Resolution(_CHOICES[answer]), reviewer=_reviewer(args), note=note, spec=spec
+                letter.task_id, Resolution(_CHOICES[answer]), reviewer=reviewer(args), note=note, spec=spec
             )
         except LineshaftError as error:
             print(error)

@@ -1,6 +1,7 @@
 """`lineshaft doctor`: the settings and the database in use, and their problems."""
 
 import argparse
+import contextlib
 import os
 import platform
 import sys
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineshaft import __version__
-from lineshaft.cli.connection import place
+from lineshaft.cli.connection import collect, place
+from lineshaft.cli.limits import disagreements
 from lineshaft.cli.output import Verbatim, add_json_flag, print_facts, print_json
 from lineshaft.errors import LineshaftError
 from lineshaft.settings import CONFIG_FILE, CONFIG_VARIABLE, PREFIX, Settings
 
 if TYPE_CHECKING:
     from lineshaft.embedded import Description
+    from lineshaft.types import Limits
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,6 +41,8 @@ class Findings:
     #: The same for programs.
     report: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    #: What works, but could work better.
+    advice: list[str] = field(default_factory=list)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,12 +64,14 @@ def run(args: argparse.Namespace) -> int:
             use = " ('up', 'migrate' and 'sql' use it, not clients)" if settings.url is not None else ""
             found.facts.append(("Database", f"{place(settings)}{use}"))
             found.report["database"] = {"kind": "configured"}
-            _check_database(found, settings.database_url)
+            _check_database(found, settings.database_url, sessions=settings.sessions)
         elif settings.url is None:
             _describe_embedded(found, settings.home, start=args.start)
     if args.json:
-        print_json(found.report | {"problems": found.problems})
+        print_json(found.report | {"problems": found.problems, "advice": found.advice})
     else:
+        if found.advice:
+            found.facts.append(("Advice", "\n".join(found.advice)))
         found.facts.append(("Problems", "\n".join(found.problems) or "none"))
         print_facts(found.facts)
     return 1 if found.problems else 0
@@ -184,12 +191,15 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
 
 
-def _check_database(found: Findings, dsn: str, *, embedded: bool = False) -> None:
+def _check_database(found: Findings, dsn: str, *, embedded: bool = False, sessions: bool = False) -> None:
+    from lineshaft.engine.guards.task_types import read_uncapped  # noqa: PLC0415 - brings the database driver
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415 - brings the database driver
+    from lineshaft.engine.postgres.inspection import disputed_tasks  # noqa: PLC0415
 
     try:
-        server = migrate.check_server(dsn)
+        server = migrate.check_server(dsn, sessions=sessions)
         statuses = migrate.status(dsn)
+        found.advice += migrate.advice(dsn)
     except LineshaftError as error:
         found.problems.append(str(error))
         return
@@ -204,11 +214,40 @@ def _check_database(found: Findings, dsn: str, *, embedded: bool = False) -> Non
     found.facts += [("  database", server), ("Schema", schema)]
     found.report["database"] |= {"server": server}
     found.report["schema"] = {s.version: s.state for s in statuses}
-    if pending and not automatic:
-        try:
-            migrate.check_ready(dsn)
-        except LineshaftError as error:
-            found.problems.append(str(error))
+    if automatic:
+        return
+    try:
+        migrate.check_ready(dsn)
+        _check_limits(found, _read_limits(dsn))
+        _check_costs(found, disputed_tasks(dsn))
+        found.advice += map(str, read_uncapped(dsn))
+    except LineshaftError as error:
+        found.problems.append(str(error))
+
+
+def _read_limits(dsn: str) -> "Limits":
+    """Without a client, which would set limits from the settings of this command."""
+    import asyncio  # noqa: PLC0415 - slow to import
+
+    from lineshaft.engine.guards.limits import InstallationLimits  # noqa: PLC0415
+    from lineshaft.engine.postgres.database import Database  # noqa: PLC0415
+
+    async def read() -> "Limits":
+        async with Database(dsn, max_connections=1) as database:
+            return await InstallationLimits(database).read()
+
+    return asyncio.run(read())
+
+
+def _check_limits(found: Findings, limits: "Limits") -> None:
+    """Name running servers whose settings disagree: each start of one changes the limits."""
+    servers = [f"{server.name}, {server.version}" for server in limits.servers]
+    found.facts.append(("  servers", "\n".join(servers) or "none"))
+    found.report["servers"] = limits.servers
+    found.report["limits_by_hand"] = limits.by_hand
+    if limits.by_hand:
+        found.facts.append(("  by hand", f"{', '.join(limits.by_hand)} (lineshaft limits)"))
+    found.problems += disagreements(limits)
 
 
 def _check_server(found: Findings, settings: Settings) -> None:
@@ -219,8 +258,24 @@ def _check_server(found: Findings, settings: Settings) -> None:
     try:
         with SyncLineshaft(settings.url, max_connections=1) as shaft:
             status = shaft.health().status
+            with contextlib.suppress(LineshaftError):
+                # They need a token where the health of the server doesn't.
+                _check_limits(found, shaft.limits())
+                _check_costs(found, shaft.attention().disputed_tasks)
+                types, _ = collect(lambda limit, cursor: shaft.types(limit=limit, cursor=cursor))
+                found.advice += [warning for info in types for warning in info.warnings]
     except LineshaftError as error:
         found.problems.append(str(error))
         return
     found.facts.append(("  status", status))
     found.report["server"]["status"] = status
+
+
+def _check_costs(found: Findings, disputed: int) -> None:
+    """`disputed`: the number of tasks with a disputed cost."""
+    if disputed:
+        found.problems.append(
+            f"The cost of {disputed} task{'s' * (disputed > 1)} is disputed: agents reported more than the "
+            "ceiling of a claim, and the rest counts nowhere until a person decides. 'lineshaft costs' lists "
+            "the tasks; use 'lineshaft costs accept TASK', 'refuse TASK' or 'correct TASK --to USD'."
+        )

@@ -4,19 +4,18 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lineshaft.cli.connection import add_flags, add_reason, collect, connect
-from lineshaft.cli.output import Id, When, print_json, print_table
+from lineshaft.cli.actions import Actions, Run, add_action, print_done, print_items, sentence
+from lineshaft.cli.connection import add_reason, collect, connect
+from lineshaft.cli.output import Id, When
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
     from lineshaft.types import Page
 
     T = TypeVar("T")
-    Actions = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - no public name
-    Run = Callable[[argparse.Namespace], int]
 
 
-def add_to(commands: "Actions") -> None:
+def add_to(commands: Actions) -> None:
     about = "list, open and reset circuit breakers"
     actions = _add(commands, "breakers", about, list_breakers)
     _with_key(actions, "open", "open a breaker: block a type, or model:NAME, until it is reset", open_breaker)
@@ -29,32 +28,22 @@ def add_to(commands: "Actions") -> None:
         ("pause", "stop claims of a type, or of all types; running tasks continue", pause),
         ("resume", "end a pause", resume),
     ):
-        command = commands.add_parser(name, help=help_, description=_sentence(help_))
+        command = add_action(commands, name, help_, run)
         command.add_argument("type", nargs="?", metavar="TYPE", help="only this type (default: all)")
-        command.set_defaults(run=run)
         add_reason(command)
-        add_flags(command)
 
 
-def _sentence(help_: str) -> str:
-    return f"{help_[0].upper()}{help_[1:]}."
-
-
-def _add(commands: "Actions", name: str, help_: str, run: "Run") -> "Actions":
-    command = commands.add_parser(name, help=help_, description=_sentence(help_))
+def _add(commands: Actions, name: str, help_: str, run: Run) -> Actions:
+    command = commands.add_parser(name, help=help_, description=sentence(help_))
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help=f"list {name}", description=f"List {name}.")
-    listing.set_defaults(run=run)
-    add_flags(listing)
+    add_action(actions, "list", f"list {name}", run)
     return actions
 
 
-def _with_key(actions: "Actions", name: str, help_: str, run: "Run") -> None:
-    action = actions.add_parser(name, help=help_, description=_sentence(help_))
+def _with_key(actions: Actions, name: str, help_: str, run: Run) -> None:
+    action = add_action(actions, name, help_, run)
     action.add_argument("key", metavar="KEY")
-    action.set_defaults(run=run)
     add_reason(action)
-    add_flags(action)
 
 
 def _list(
@@ -66,11 +55,7 @@ def _list(
 ) -> int:
     with connect(args) as shaft:
         items, _ = collect(lambda limit, cursor: read(shaft, limit, cursor))
-    if args.json:
-        print_json(items)
-    else:
-        print_table(columns, [row(item) for item in items], empty=f"{empty} in {args.place}.")
-    return 0
+    return print_items(args, items, columns, row, empty=f"{empty} in {args.place}.")
 
 
 def list_breakers(args: argparse.Namespace) -> int:
@@ -150,8 +135,4 @@ def _act(
     """`json`: printed instead of the result with --json."""
     with connect(args, create=True) as shaft:
         result = act(shaft, args.reason)
-    if args.json:
-        print_json(result if json is None else json)
-    else:
-        print(message)
-    return 0
+    return print_done(args, result if json is None else json, message)

@@ -24,7 +24,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, run, about in (
         ("up", up, "apply pending migrations"),
-        ("status", status, "list migrations; exit code 1 if any is pending"),
+        ("status", status, "list migrations; exit code 1 if this version can't use the database as it is"),
         ("verify", verify, "compare the database with the expected schema; exit code 1 if they differ"),
     ):
         action = actions.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
@@ -78,7 +78,7 @@ def status(args: argparse.Namespace) -> int:
                 for s in statuses
             ]
         )
-    return 0 if all(s.state is migrate.State.APPLIED for s in statuses) else 1
+    return 0 if all(s.is_usable for s in statuses) else 1
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -113,14 +113,14 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _advice(dsn: str) -> str:
-    """What to do about a database that is not ready; `up` doesn't help if it is newer than this version."""
+    """What to do about a database whose schema can't be compared with that of this version."""
     from lineshaft.engine.postgres import migrate  # noqa: PLC0415
 
     try:
         migrate.check_ready(dsn)
     except LineshaftError as error:
         return str(error)
-    return ""
+    return "A newer version has migrated the database. Run 'lineshaft migrate verify' of that version."
 
 
 def _utc(time: datetime | None) -> datetime | None:

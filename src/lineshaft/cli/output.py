@@ -370,6 +370,13 @@ def usd(amount: Decimal | None) -> str:
     return "" if amount is None else f"{amount:.4f}".rstrip("0").rstrip(".")
 
 
+def usd_left(left: Decimal, budget: Decimal) -> str:
+    """What is left of a budget, or by how much it is exceeded."""
+    if left < 0:
+        return f"over by {usd(-left)} USD, of {usd(budget)} USD"
+    return f"{usd(left)} of {usd(budget)} USD left"
+
+
 def print_more(count: int, hint: str, *, more: bool) -> None:
     """Say that a list was cut off; on standard error, so that a pipe gets only the table."""
     if more:

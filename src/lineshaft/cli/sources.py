@@ -5,22 +5,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.connection import add_flags, collect, connect
-from lineshaft.cli.output import moment, pretty, print_facts, print_json, print_table
+from lineshaft.cli.actions import Actions, add_action, print_done, print_items, print_result
+from lineshaft.cli.connection import collect, connect
+from lineshaft.cli.output import moment, pretty, print_facts, print_json
 from lineshaft.cli.usage import UsageError, json_value, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from lineshaft.types import Source, SourceChange
 
-    Actions = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - no public name
-    Run = Callable[[argparse.Namespace], int]
 
 _SIGNS = {"create": "+", "change": "~", "remove": "-", "unchanged": "="}
 
 
-def add_to(commands: "Actions") -> None:
+def add_to(commands: Actions) -> None:
     command = commands.add_parser(
         "sources",
         help="schedules, webhooks and other sources of work",
@@ -28,10 +27,10 @@ def add_to(commands: "Actions") -> None:
         "or when a webhook is called.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = _add(actions, "list", "list sources, with when each fires next", list_)
+    listing = add_action(actions, "list", "list sources, with when each fires next", list_)
     listing.add_argument("--kind", help="only this kind: schedule, webhook, files, event or observer")
-    _named(_add(actions, "show", "show a source", show))
-    apply = _add(
+    _named(add_action(actions, "show", "show a source", show))
+    apply = add_action(
         actions,
         "apply",
         "make the sources of a file those of the installation",
@@ -42,7 +41,7 @@ def add_to(commands: "Actions") -> None:
     apply.add_argument("file", metavar="FILE", type=Path, help="a YAML file with a list 'sources'")
     apply.add_argument("--yes", action="store_true", help="don't ask")
     apply.add_argument("--dry-run", action="store_true", help="only show what would change")
-    put = _add(
+    put = add_action(
         actions, "put", "create or replace a source", put_, "Create or replace a source from its definition."
     )
     _named(put)
@@ -53,24 +52,14 @@ def add_to(commands: "Actions") -> None:
         metavar="N",
         help="only if it still has this version ('sources show'): don't overwrite what others changed",
     )
-    fire = _named(_add(actions, "fire", "fire a source now", fire_))
+    fire = _named(add_action(actions, "fire", "fire a source now", fire_))
     fire.add_argument("--event", metavar="JSON", help="the event for its template")
     fire.add_argument("--dry-run", action="store_true", help="only show the tasks that it would create")
-    _named(_add(actions, "pause", "pause a source until it is resumed", pause))
-    _named(_add(actions, "resume", "resume a paused source", resume))
-    history = _named(_add(actions, "history", "show what became of its events, newest first", history_))
+    _named(add_action(actions, "pause", "pause a source until it is resumed", pause))
+    _named(add_action(actions, "resume", "resume a paused source", resume))
+    history = _named(add_action(actions, "history", "show what became of its events, newest first", history_))
     history.add_argument("--limit", type=positive, default=20, metavar="N", help="how many (default: 20)")
-    _named(_add(actions, "rm", "delete a source and its history; its work stays", remove))
-
-
-def _add(
-    actions: "Actions", name: str, help_: str, run: "Run", description: str | None = None
-) -> argparse.ArgumentParser:
-    sentence = f"{help_[0].upper()}{help_[1:]}."
-    action = actions.add_parser(name, help=help_, description=description or sentence)
-    action.set_defaults(run=run)
-    add_flags(action)
-    return action
+    _named(add_action(actions, "rm", "delete a source and its history; its work stays", remove))
 
 
 def _named(action: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -83,28 +72,23 @@ def list_(args: argparse.Namespace) -> int:
         items, _ = collect(
             lambda limit, cursor: shaft.sources.list(kind=args.kind, limit=limit, cursor=cursor)
         )
-    if args.json:
-        print_json(items)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        items,
         ("NAME", "KIND", "WHEN", "ENABLED", "NEXT", "LAST", "OUTCOME", "OPEN"),
-        [
-            (
-                each.name,
-                each.kind,
-                _when(each),
-                each.is_enabled,
-                moment(each.next_at),
-                moment(each.last_fired_at),
-                each.last_outcome,
-                each.open_tasks,
-            )
-            for each in items
-        ],
+        lambda source: (
+            source.name,
+            source.kind,
+            _when(source),
+            source.is_enabled,
+            moment(source.next_at),
+            moment(source.last_fired_at),
+            source.last_outcome,
+            source.open_tasks,
+        ),
         empty="No sources. Create one with 'lineshaft sources put' or 'lineshaft sources apply'.",
         optional=("OPEN", "LAST"),
     )
-    return 0
 
 
 def _when(source: "Source") -> str:
@@ -117,19 +101,16 @@ def _when(source: "Source") -> str:
 
 def show(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        _show(args, shaft.sources.get(args.name))
-    return 0
+        return print_result(args, shaft.sources.get(args.name), _show)
 
 
-def _show(args: argparse.Namespace, source: "Source") -> None:
-    if args.json:
-        print_json(source)
-        return
+def _show(source: "Source") -> None:
     facts = [
         ("Name", source.name),
         ("Kind", f"{source.kind}, from {source.origin}"),
         ("When", _when(source)),
         ("Enabled", "yes" if source.is_enabled else "no"),
+        ("Doesn't fire", f"{source.fault}." if source.fault else ""),
         ("Next", moment(source.next_at)),
         ("Last", f"{moment(source.last_fired_at)} {source.last_outcome}" if source.last_outcome else ""),
         ("Open tasks", str(source.open_tasks)),
@@ -177,7 +158,7 @@ def _print_changes(changes: "Sequence[SourceChange]") -> None:
     for each in changes:
         if each.change == "unchanged":
             continue
-        print(f"{_SIGNS[each.change]} {each.name}")
+        print(f"{_SIGNS.get(each.change, each.change)} {each.name}")
         for field, (before, after) in each.fields.items():
             print(f"    {field}: {_short(before)} → {_short(after)}")
 
@@ -200,8 +181,7 @@ def put_(args: argparse.Namespace) -> int:
     except msgspec.ValidationError as error:
         raise invalid_input(error) from None
     with connect(args, create=True) as shaft:
-        _show(args, shaft.sources.put(source, version=args.if_version))
-    return 0
+        return print_result(args, shaft.sources.put(source, version=args.if_version), _show)
 
 
 def _definition(text: str) -> dict[str, Any]:
@@ -252,12 +232,8 @@ def _enable(args: argparse.Namespace, *, enabled: bool) -> int:
 
     with connect(args) as shaft:
         source = shaft.sources.patch(args.name, SourceFields(enabled=enabled))
-    if args.json:
-        print_json(source)
-    else:
-        state = f"resumed; next: {moment(source.next_at)}" if source.next_at else "resumed"
-        print(f"{source.name}: {state if enabled else 'paused'}")
-    return 0
+    state = f"resumed; next: {moment(source.next_at)}" if source.next_at else "resumed"
+    return print_done(args, source, f"{source.name}: {state if enabled else 'paused'}")
 
 
 def history_(args: argparse.Namespace) -> int:
@@ -265,26 +241,21 @@ def history_(args: argparse.Namespace) -> int:
         items, _ = collect(
             lambda limit, cursor: shaft.sources.firings(args.name, limit=limit, cursor=cursor), args.limit
         )
-    if args.json:
-        print_json(items)
-    else:
-        print_table(
-            # One or the other: on a narrow terminal, three columns would hide the end of the error.
-            ("AT", "OUTCOME", "WORK OR ERROR"),
-            [
-                (moment(each.at), each.outcome, each.error or each.dag_id or " ".join(each.task_ids))
-                for each in items
-            ],
-            empty="It has not fired yet.",
-        )
-    return 0
+    return print_items(
+        args,
+        items,
+        # One or the other: on a narrow terminal, three columns would hide the end of the error.
+        ("AT", "OUTCOME", "WORK OR ERROR"),
+        lambda firing: (
+            moment(firing.at),
+            firing.outcome,
+            firing.error or firing.dag_id or " ".join(firing.task_ids),
+        ),
+        empty="It has not fired yet.",
+    )
 
 
 def remove(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         shaft.sources.delete(args.name)
-    if args.json:
-        print_json({"deleted": args.name})
-    else:
-        print(f"Deleted {args.name}.")
-    return 0
+    return print_done(args, {"deleted": args.name}, f"Deleted {args.name}.")

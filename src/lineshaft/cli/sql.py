@@ -15,7 +15,7 @@ from lineshaft.errors import DatabaseError
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
-    from lineshaft.engine.postgres.inspection import Invocation, Reader
+    from lineshaft.engine.postgres.inspection import Invocation, ReadOnlyConnection
 
 _PROMPT, _CONTINUED = "lineshaft=> ", "lineshaft-> "
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         program = None if args.no_psql or args.json else inspection.psql()
         if program is not None:
             return _run_psql(inspection.psql_invocation(program, dsn, args.statement))
-        with contextlib.closing(inspection.Reader(dsn)) as reader:
+        with contextlib.closing(inspection.ReadOnlyConnection(dsn)) as reader:
             if args.statement is not None:
                 _answer(reader, args.statement, json=args.json)
                 return 0
@@ -65,7 +65,7 @@ def _run_psql(invocation: "Invocation") -> int:
         signal.signal(signal.SIGINT, before)
 
 
-def _session(reader: "Reader", *, json: bool) -> int:
+def _session(reader: "ReadOnlyConnection", *, json: bool) -> int:
     """Each statement in turn. On a terminal it goes on after an error."""
     code = 0
     for statement in _statements():
@@ -94,7 +94,7 @@ def _statements() -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _answer(reader: "Reader", statement: str, *, json: bool) -> None:
+def _answer(reader: "ReadOnlyConnection", statement: str, *, json: bool) -> None:
     columns, rows = reader.run(statement)
     if json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])

@@ -4,17 +4,22 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.ids import dag_id, task_id, task_ids
 from lineshaft.cli.output import Id, print_facts, print_json, print_table
 from lineshaft.cli.usage import UsageError, json_value, seconds
 from lineshaft.cli.wait import DEFAULT_SEC, wait
-from lineshaft.errors import InvalidInputError
+from lineshaft.errors import ForbiddenError, InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from lineshaft.client.blocking import SyncLineshaft
+    from lineshaft.types import NewTask
+
+T = TypeVar("T")
 
 #: Flags that are fields of the task.
 _FIELDS = (
@@ -95,7 +100,7 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
     field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
     field("--tag", action="append", dest="tags", metavar="TAG", help="a label for filters; repeatable")
-    field("--preset", choices=("factory", "loki", "officeplane"), help="defaults for retries and limits")
+    field("--preset", metavar="NAME", help="defaults for retries and limits: factory, loki or officeplane")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
     field(
         "--idempotency-ttl",
@@ -169,6 +174,23 @@ def _from_file(name: str) -> Any:
     return given
 
 
+def _as_person(submit: "Callable[[str | None], T]") -> "T":
+    """Submit with this account as the creator."""
+    from lineshaft.client.account import user  # noqa: PLC0415 - slow to import
+
+    try:
+        return submit(f"human:{user()}")
+    except ForbiddenError:
+        # A token that is bound to an agent may not name others.
+        return submit(None)
+
+
+def _created_by(creator: str | None, tasks: "Sequence[NewTask]") -> "list[NewTask]":
+    from msgspec.structs import replace  # noqa: PLC0415 - slow to import
+
+    return [replace(task, created_by=task.created_by or creator) for task in tasks]
+
+
 def _submit_one(given: Any, args: argparse.Namespace) -> int:
     from msgspec import UNSET  # noqa: PLC0415 - slow to import
     from msgspec.structs import replace  # noqa: PLC0415
@@ -178,7 +200,8 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
     with connect(args, create=True) as shaft:
         if args.file is None:
             _resolve_ids(shaft, given)
-        made = shaft.submit(documents.converted(given, NewTask, documents.task))
+        new = documents.converted(given, NewTask, documents.task)
+        made = _as_person(lambda creator: shaft.submit(*_created_by(creator, [new])))
         if args.wait is not None:
             return wait(shaft, [made.id], args.wait, as_json=args.json)
         task = shaft.get(made.id)
@@ -203,7 +226,8 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
     from lineshaft.types import NewTask, documents  # noqa: PLC0415 - slow to import
 
     with connect(args, create=True) as shaft:
-        made = shaft.submit_many(documents.converted(given, list[NewTask], documents.tasks))
+        new = documents.converted(given, list[NewTask], documents.tasks)
+        made = _as_person(lambda creator: shaft.submit_many(_created_by(creator, new)))
         if args.wait is not None:
             return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
     if args.json:
@@ -220,12 +244,14 @@ def _submit_dag(given: Any, args: argparse.Namespace) -> int:
 
     new = documents.converted(given, NewDag, documents.dag)
     with connect(args, create=True) as shaft:
-        made = shaft.submit_dag(
-            new.title,
-            new.tasks,
-            budget_ceiling_usd=new.budget_ceiling_usd,
-            created_by=new.created_by,
-            idempotency_key=new.idempotency_key,
+        made = _as_person(
+            lambda creator: shaft.submit_dag(
+                new.title,
+                _created_by(new.created_by or creator, new.tasks),
+                budget_ceiling_usd=new.budget_ceiling_usd,
+                created_by=new.created_by or creator,
+                idempotency_key=new.idempotency_key,
+            )
         )
         ids = {key: task.id for key, task in made.tasks.items()}
         if args.wait is not None:

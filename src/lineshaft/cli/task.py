@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from lineshaft.cli.actions import print_done, print_items, print_result
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import dag_id, task_id, task_ids
 from lineshaft.cli.output import (
@@ -18,7 +19,6 @@ from lineshaft.cli.output import (
     pretty,
     print_facts,
     print_json,
-    print_more,
     print_table,
     usd,
 )
@@ -35,7 +35,15 @@ _IN_ATTEMPT = frozenset({"CLAIMED", "RUNNING", "VALIDATING"})
 #: The results of steps that are shown whole.
 _MOST_STEPS = 20
 #: Kinds of events of what people do to a task; `task show` names the last of them.
-_ACTS = ("task.changed", "task.ready", "task.cancelled", "task.resolved", "approval.decided", "lock.expired")
+_ACTS = (
+    "task.changed",
+    "task.ready",
+    "task.cancelled",
+    "task.resolved",
+    "approval.decided",
+    "lock.expired",
+    "cost.corrected",
+)
 _MOST_ACTS = 20
 _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created_by", "q")
 
@@ -43,8 +51,8 @@ _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "task",
-        help="list, show, cancel, retry and change tasks",
-        description="List, show, cancel, retry and change tasks.",
+        help="list, show, cancel, retry, rerun and change tasks",
+        description="List, show, cancel, retry, rerun and change tasks.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_list(actions)
@@ -78,6 +86,29 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "RETRYING task is due at once.",
     )
     retry.set_defaults(run=retry_)
+    rerun = actions.add_parser(
+        "rerun",
+        help="run a completed task again",
+        description="Run a COMPLETED task again. Its output is kept with its attempt. Tasks that depend on "
+        "it and haven't begun wait for it again.",
+    )
+    rerun.add_argument(
+        "--downstream",
+        action="store_true",
+        help="completed, dead-lettered and cancelled tasks that depend on it run again too, after it",
+    )
+    rerun.add_argument(
+        "--cancel-running",
+        action="store_true",
+        help="stop tasks that depend on it and are running; they run again after it",
+    )
+    rerun.add_argument(
+        "--keep-steps",
+        action="store_true",
+        help="keep recorded steps and checkpoints; by default they run again",
+    )
+    rerun.add_argument("--reason", help="for the history of the task")
+    rerun.set_defaults(run=rerun_)
     change = actions.add_parser(
         "change",
         help="change priority, deadline, tags or limits",
@@ -105,7 +136,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     top = commands.add_parser("why", help=help_, description=_WHY)
     for action in (why, top):
         action.set_defaults(run=why_)
-    for action in (show, result, cancel, retry, change, why, top):
+    for action in (show, result, cancel, retry, rerun, change, why, top):
         action.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
         add_flags(action)
 
@@ -144,32 +175,28 @@ def list_(args: argparse.Namespace) -> int:
             lambda limit, cursor: shaft.list(**filters, order=args.order, limit=limit, cursor=cursor),
             None if args.all else args.limit,
         )
-    if args.json:
-        print_json(tasks)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        tasks,
         ("TASK", "STATUS", "TYPE", "TITLE", "PRIO", "TRIES", "AGENT", "USD", "CREATED"),
-        [
-            (
-                Id(task.id),
-                task.status,
-                task.type,
-                own_title(task.type, task.title),
-                _priority(task),
-                tries(task),
-                task.claim.agent_id,
-                usd(task.cost_usd) if task.cost_usd else "",
-                When(task.created_at),
-            )
-            for task in tasks
-        ],
+        lambda task: (
+            Id(task.id),
+            task.status,
+            task.type,
+            own_title(task.type, task.title),
+            _priority(task),
+            tries(task),
+            task.claim.agent_id,
+            usd(task.cost_usd) if task.cost_usd else "",
+            When(task.created_at),
+        ),
         empty=f"No tasks in {args.place}. Submit one with 'lineshaft submit TYPE'."
         if not filters
         else f"No tasks match these filters in {args.place}.",
         optional=("PRIO", "USD", "AGENT", "TRIES"),
+        more=more,
+        hint="--all lists all.",
     )
-    print_more(len(tasks), "--all lists all.", more=more)
-    return 0
 
 
 def _resolved(shaft: "SyncLineshaft", args: argparse.Namespace) -> "TaskFilters":
@@ -260,6 +287,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Deadline", moment_and_age(task.deadline)),
         ("Lock", task.lock_key or ""),
         ("Cost", f"{usd(task.cost_usd)} USD" if task.cost_usd else ""),
+        ("Disputed", f"{usd(task.disputed_usd)} USD, not counted" if task.disputed_usd else ""),
         ("Created", " by ".join(filter(None, (moment_and_age(task.created_at), task.created_by)))),
         ("Token", task.created_by_token or ""),
         ("Started", moment_and_age(task.started_at)),
@@ -327,11 +355,7 @@ def print_failures(history: "Sequence[FailedAttempt]") -> None:
 
 
 def print_status(args: argparse.Namespace, task: "Task") -> int:
-    if args.json:
-        print_json(task)
-    else:
-        print_facts([("Task", task.id), ("Status", task.status)])
-    return 0
+    return print_result(args, task, lambda task: print_facts([("Task", task.id), ("Status", task.status)]))
 
 
 def cancel_(args: argparse.Namespace) -> int:
@@ -343,6 +367,18 @@ def cancel_(args: argparse.Namespace) -> int:
 def retry_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         return print_status(args, shaft.retry(task_id(shaft, args.id)))
+
+
+def rerun_(args: argparse.Namespace) -> int:
+    with connect(args) as shaft:
+        task = shaft.rerun(
+            task_id(shaft, args.id),
+            downstream=args.downstream,
+            cancel_running=args.cancel_running,
+            forget_steps=not args.keep_steps,
+            reason=args.reason,
+        )
+    return print_status(args, task)
 
 
 def cancel_matching_(args: argparse.Namespace) -> int:
@@ -364,14 +400,10 @@ def _filters(shaft: "SyncLineshaft", args: argparse.Namespace) -> "TaskFilters":
     return filters
 
 
-def _print_matched(args: argparse.Namespace, found: "MatchedTasks", done: str) -> int:
-    if args.json:
-        print_json(found)
-        return 0
-    for name in found.ids:
-        print(name)
-    print(f"{'Matching' if args.dry_run else done}: {found.count} task{'s' * (found.count != 1)}.")
-    return 0
+def _print_matched(args: argparse.Namespace, matched: "MatchedTasks", done: str) -> int:
+    count = f"{matched.count} task{'s' * (matched.count != 1)}"
+    lines = [*matched.ids, f"{'Matching' if args.dry_run else done}: {count}."]
+    return print_done(args, matched, "\n".join(lines))
 
 
 def change_(args: argparse.Namespace) -> int:
@@ -410,9 +442,4 @@ def _deadline(text: str) -> datetime | None:
 
 def why_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        why = shaft.why(task_id(shaft, args.id))
-    if args.json:
-        print_json(why)
-    else:
-        print_why(why)
-    return 0
+        return print_result(args, shaft.why(task_id(shaft, args.id)), print_why)

@@ -2,15 +2,20 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
+from lineshaft.cli.actions import print_done, print_items
 from lineshaft.cli.connection import add_flags, connect
 from lineshaft.cli.ids import ambiguous
-from lineshaft.cli.output import Id, When, print_facts, print_json, print_table, usd
+from lineshaft.cli.output import Id, When, print_facts, print_json, usd
 from lineshaft.cli.usage import UsageError, dollars
 from lineshaft.errors import NotFoundError
 from lineshaft.model.short_ids import matches
 from lineshaft.saved_token import save_token
 from lineshaft.settings import Settings
+
+if TYPE_CHECKING:
+    from lineshaft.types import Token
 
 _FIRST = """\
 This is the first token. From now on every call over HTTP needs one, on this
@@ -73,6 +78,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="ID-OR-NAME",
         help="a token's id or its short form, or a name: all tokens of that name",
     )
+    revoke.add_argument(
+        "--pause-sources",
+        action="store_true",
+        help="also pause the sources that the token has put or changed last; those of a token that is bound "
+        "to an agent always pause",
+    )
     revoke.set_defaults(run=revoke_)
     for action in (create, listing, revoke):
         add_flags(action)
@@ -106,27 +117,22 @@ def create_(args: argparse.Namespace) -> int:
 def list_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
         tokens = shaft.tokens()
-    if args.json:
-        print_json(tokens)
-        return 0
-    print_table(
+    return print_items(
+        args,
+        tokens,
         ("TOKEN", "NAME", "SCOPE", "AGENT", "BUDGET USD", "CREATED", "REVOKED"),
-        [
-            (
-                Id(token.id),
-                token.name,
-                token.scope,
-                token.agent_id,
-                None if token.budget_usd is None else usd(token.budget_usd),
-                When(token.created_at),
-                When(token.revoked_at),
-            )
-            for token in tokens
-        ],
+        lambda token: (
+            Id(token.id),
+            token.name,
+            token.scope,
+            token.agent_id,
+            None if token.budget_usd is None else usd(token.budget_usd),
+            When(token.created_at),
+            When(token.revoked_at),
+        ),
         empty=f"No tokens in {args.place}. Create one with 'lineshaft token create --name NAME --scope "
         "SCOPE'.",
     )
-    return 0
 
 
 def revoke_(args: argparse.Namespace) -> int:
@@ -139,10 +145,25 @@ def revoke_(args: argparse.Namespace) -> int:
                 raise ambiguous(args.which, [token.id for token in found])
         if not found:
             raise NotFoundError(f"There is no token in force with id or name {args.which!r}.")
-        shaft.revoke_token(args.which if args.which == found[0].name else found[0].id)
-    if args.json:
-        print_json({"revoked": [token.id for token in found]})
-    else:
-        for token in found:
-            print(f"Revoked {token.id} ({token.name}).")
-    return 0
+        which = args.which if args.which == found[0].name else found[0].id
+        shaft.revoke_token(which, pause_sources=args.pause_sources)
+    paused = [name for token in found if _pauses(args, token) for name in token.sources]
+    running = [name for token in found if not _pauses(args, token) for name in token.sources]
+    lines = [f"Revoked {token.id} ({token.name})." for token in found]
+    if paused:
+        lines.append(f"Paused its sources: {', '.join(paused)}. 'lineshaft sources resume NAME' resumes one.")
+    if running:
+        lines.append(
+            f"Sources that it has put or changed last go on: {', '.join(running)}. 'lineshaft sources pause "
+            "NAME' pauses one; --pause-sources would have paused all of them."
+        )
+    report = {
+        "revoked": [token.id for token in found],
+        "sources_paused": paused,
+        "sources_running": running,
+    }
+    return print_done(args, report, "\n".join(lines))
+
+
+def _pauses(args: argparse.Namespace, token: "Token") -> bool:
+    return args.pause_sources or token.agent_id is not None

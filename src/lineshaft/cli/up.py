@@ -84,7 +84,7 @@ def serve(
         resources.callback(bound.close)
         settings = replace(settings, port=bound.getsockname()[1])
         dsn = resources.enter_context(database(settings))
-        applied = [str(migration) for migration in migrate.up(dsn)]
+        applied = [str(migration) for migration in migrate.up(dsn, sessions=settings.sessions)]
         service = Service(dsn, settings)
         server = Server(service, bound, duties=duties)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -137,6 +137,7 @@ def _announce(args: argparse.Namespace, server: "Server", dsn: str, applied: Seq
                 "migrations_applied": list(applied),
                 "duties": duties,
                 "tokens_required": server.service.needs_tokens,
+                "first_token_code": server.service.take_first_token_code(),
             }
         )
     else:
@@ -160,9 +161,17 @@ def _announce(args: argparse.Namespace, server: "Server", dsn: str, applied: Seq
 
 
 def _about_tokens(service: "Service") -> str:
+    create = "lineshaft token create --name NAME --scope SCOPE"
+    if (code := service.take_first_token_code()) is not None:
+        return (
+            "required: this system doesn't show which account calls. Create the first one within an hour:\n"
+            f"LINESHAFT_URL={url_of(service.settings)} LINESHAFT_TOKEN={code} {create}"
+        )
     if service.needs_tokens:
-        return "required: lineshaft token create --name NAME --scope SCOPE"
-    trust = "every account of this machine may call everything"
+        return f"required: {create}"
     if service.settings.auth == "off":
-        return f"off (LINESHAFT_AUTH=off): {trust}"
-    return f"not required: {trust}, until the first token is created"
+        return "off (LINESHAFT_AUTH=off): every account of this machine may call everything"
+    return (
+        "not required until the first one is created: programs of this account may call everything, also "
+        "a proxy that runs under it"
+    )

@@ -5,11 +5,14 @@ import os
 import socket
 
 
-def account() -> str:
-    """The user and the host: a database connection doesn't tell who acts."""
+def user() -> str:
     try:
-        user = getpass.getuser()
+        return getpass.getuser()
     except (OSError, KeyError):
         # A container may run with a user id that has no name.
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+        return f"uid {os.getuid()}"
+
+
+def account() -> str:
+    """The user and the host: a database connection doesn't tell who acts."""
+    return f"{user()}@{socket.gethostname()}"

@@ -11,8 +11,12 @@ from typing import BinaryIO, Self
 
 from lineshaft.client.backend import Backend
 from lineshaft.client.handles import TaskRef, id_of
+from lineshaft.client.large_data import metadata
+from lineshaft.operations import artifacts
 from lineshaft.types import Artifact, Page
+from lineshaft.types.artifacts import artifact_id
 from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types.request import ById
 
 #: What can be uploaded: bytes, the path of a file, an open file, or pieces as they come.
 Content = bytes | bytearray | memoryview | os.PathLike[str] | BinaryIO | AsyncIterable[bytes]
@@ -46,9 +50,9 @@ class ArtifactReader:
         return self._artifact
 
     async def __aenter__(self) -> Self:
-        self._artifact = found = await self._backend.artifact(self._ref)
-        stop = found.size if self._stop is None else min(self._stop, found.size)
-        self._chunks = self._backend.read_artifact(found, min(self._start, stop), stop)
+        self._artifact = artifact = await metadata(self._backend, self._ref)
+        stop = artifact.size if self._stop is None else min(self._stop, artifact.size)
+        self._chunks = self._backend.read_artifact(artifact, min(self._start, stop), stop)
         return self
 
     async def __aexit__(
@@ -143,18 +147,19 @@ class Artifacts:
 
     async def get(self, ref: str) -> Artifact:
         """The metadata of an artifact."""
-        return await self._backend.artifact(ref)
+        return await metadata(self._backend, ref)
 
     async def delete(self, ref: str) -> None:
         """Delete an artifact that no live task refers to."""
-        await self._backend.delete_artifact(ref)
+        await self._backend.call(artifacts.delete_artifact, ById(id=artifact_id(ref)))
 
     async def list(
         self, *, task: TaskRef | None = None, limit: int = DEFAULT_LIMIT, cursor: str | None = None
     ) -> Page[Artifact]:
         """One page of artifacts, newest first; with `task` those that it made."""
         task_id = None if task is None else id_of(task)
-        return await self._backend.artifacts(task_id=task_id, limit=limit, cursor=cursor)
+        request = artifacts.ListArtifacts(task_id=task_id, limit=limit, cursor=cursor)
+        return await self._backend.call(artifacts.list_artifacts, request)
 
 
 def _create_beside(target: Path) -> tuple[int, str]:

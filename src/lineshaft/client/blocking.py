@@ -9,25 +9,24 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
-from decimal import Decimal
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from lineshaft.client.artifacts import ArtifactReader, Artifacts, Content, Progress
-from lineshaft.client.handles import SyncDagHandle, SyncTaskHandle, TaskRef
+from lineshaft.client.artifacts import ArtifactReader, Artifacts
+from lineshaft.client.handles import SyncDagHandle, SyncTaskHandle
 from lineshaft.client.lineshaft import Lineshaft
-from lineshaft.client.sources import SyncSources
+from lineshaft.client.sources import Sources
 from lineshaft.errors import LineshaftError
 from lineshaft.model.durations import Duration
 from lineshaft.model.tasks import NewTask, TaskOptions
 from lineshaft.settings import Settings
-from lineshaft.types import Artifact, Page
-from lineshaft.types.page import DEFAULT_LIMIT
+from lineshaft.types import Artifact
 from lineshaft.types.typed_task import TypedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+H = TypeVar("H")
 
 
 class LoopThread:
@@ -83,30 +82,54 @@ class LoopThread:
         self._thread.join()
 
 
+class Blocking:
+    """An object for code without an event loop, around the asynchronous one of the same methods."""
+
+    def __init__(self, inner: Any, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop_of = loop
+
+    @property
+    def loop(self) -> LoopThread:
+        return self._loop_of
+
+
 def _blocking(
-    method: Callable[Concatenate[Lineshaft, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["SyncLineshaft", P], T]:
-    def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    def call(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
         loop, connection = self.loop, kwargs.get("connection")
         if connection is None:
-            return loop.run(method(self.shaft, *args, **kwargs))
+            return loop.run(method(self._inner, *args, **kwargs))
         from lineshaft.engine.postgres.caller_transaction import (  # noqa: PLC0415 - imports psycopg
             at_once,
             refuse_async,
         )
 
         refuse_async(connection)
-        return at_once(method(self.shaft, *args, **kwargs))
+        return at_once(method(self._inner, *args, **kwargs))
+
+    return _named_like(method, call)
+
+
+def _handled(
+    method: Callable[Concatenate[Lineshaft, P], Coroutine[Any, Any, T]],
+    handle: "Callable[[SyncLineshaft, T], H]",
+) -> "Callable[Concatenate[SyncLineshaft, P], H]":
+    run = _blocking(method)
+
+    def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> H:
+        return handle(self, run(self, *args, **kwargs))
 
     return _named_like(method, call)
 
 
 def _iterating(
-    method: Callable[Concatenate[Lineshaft, P], AsyncGenerator[T, None]],
-) -> Callable[Concatenate["SyncLineshaft", P], Iterator[T]]:
-    def call(self: "SyncLineshaft", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    def call(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         loop = self.loop
-        items = method(self.shaft, *args, **kwargs)
+        items = method(self._inner, *args, **kwargs)
 
         async def following() -> list[T]:
             try:
@@ -115,8 +138,8 @@ def _iterating(
                 return []
 
         try:
-            while found := loop.run(following()):
-                yield found[0]
+            while item := loop.run(following()):
+                yield item[0]
         finally:
             loop.run(items.aclose())
 
@@ -124,7 +147,7 @@ def _iterating(
 
 
 def _named_like(method: Callable[..., Any], call: Callable[P, T]) -> Callable[P, T]:
-    call.__name__, call.__qualname__ = method.__name__, f"SyncLineshaft.{method.__name__}"
+    call.__name__, call.__qualname__ = method.__name__, f"Sync{method.__qualname__}"
     call.__doc__ = method.__doc__
     return call
 
@@ -164,51 +187,36 @@ class SyncArtifactReader:
             yield chunk
 
 
-class SyncArtifacts:
+class SyncArtifacts(Blocking):
     """`Artifacts` for code without an event loop."""
 
-    def __init__(self, shaft: Lineshaft, loop: LoopThread) -> None:
-        self._artifacts = shaft.artifacts
-        self._loop = loop
-
-    def put(
-        self,
-        name: str,
-        content: Content,
-        *,
-        content_type: str | None = None,
-        task: TaskRef | None = None,
-        progress: Progress | None = None,
-    ) -> Artifact:
-        work = self._artifacts.put(name, content, content_type=content_type, task=task, progress=progress)
-        return self._loop.run(work)
-
     def open(self, ref: str, *, start: int = 0, stop: int | None = None) -> SyncArtifactReader:
-        return SyncArtifactReader(self._loop, self._artifacts.open(ref, start=start, stop=stop))
+        return SyncArtifactReader(self.loop, self._inner.open(ref, start=start, stop=stop))
 
-    def read(self, ref: str) -> bytes:
-        return self._loop.run(self._artifacts.read(ref))
-
-    def save(self, ref: str, path: os.PathLike[str], *, progress: Progress | None = None) -> Artifact:
-        return self._loop.run(self._artifacts.save(ref, path, progress=progress))
-
-    def get(self, ref: str) -> Artifact:
-        return self._loop.run(self._artifacts.get(ref))
-
-    def delete(self, ref: str) -> None:
-        self._loop.run(self._artifacts.delete(ref))
-
-    def list(
-        self, *, task: TaskRef | None = None, limit: int = DEFAULT_LIMIT, cursor: str | None = None
-    ) -> Page[Artifact]:
-        return self._loop.run(self._artifacts.list(task=task, limit=limit, cursor=cursor))
-
-    for _name in ("put", "open", "read", "save", "get", "delete", "list"):
-        locals()[_name].__doc__ = getattr(Artifacts, _name).__doc__
-    del _name
+    open.__doc__ = Artifacts.open.__doc__  # noqa: A003 - the method
+    put = _blocking(Artifacts.put)
+    read = _blocking(Artifacts.read)
+    save = _blocking(Artifacts.save)
+    get = _blocking(Artifacts.get)
+    delete = _blocking(Artifacts.delete)
+    list = _blocking(Artifacts.list)
 
 
-class SyncLineshaft:
+class SyncSources(Blocking):
+    """`shaft.sources` for code without an event loop."""
+
+    put = _blocking(Sources.put)
+    get = _blocking(Sources.get)
+    list = _blocking(Sources.list)
+    create = _blocking(Sources.create)
+    patch = _blocking(Sources.patch)
+    delete = _blocking(Sources.delete)
+    fire = _blocking(Sources.fire)
+    firings = _blocking(Sources.firings)
+    apply = _blocking(Sources.apply)
+
+
+class SyncLineshaft(Blocking):
     """`Lineshaft` for code without an event loop. Safe to share between threads.
 
     with SyncLineshaft() as shaft:
@@ -225,7 +233,7 @@ class SyncLineshaft:
         actor: str | None = None,
     ) -> None:
         """As `Lineshaft`: the DSN of a database, or the URL of a server and its token."""
-        self.shaft = Lineshaft(
+        self.shaft = self._inner = Lineshaft(
             url, token=token, settings=settings, max_connections=max_connections, actor=actor
         )
         self._loop: LoopThread | None = None
@@ -234,7 +242,8 @@ class SyncLineshaft:
     def around(cls, shaft: Lineshaft, loop: LoopThread) -> Self:
         """Wrap a client that is open in this loop. Its owner closes it."""
         made = cls.__new__(cls)
-        made.shaft, made._loop = shaft, loop  # noqa: SLF001 - its own
+        made.shaft = made._inner = shaft  # noqa: SLF001 - its own
+        made._loop = loop  # noqa: SLF001 - its own
         return made
 
     @property
@@ -248,7 +257,7 @@ class SyncLineshaft:
     @property
     def artifacts(self) -> SyncArtifacts:
         """Files that tasks read and write."""
-        return SyncArtifacts(self.shaft, self.loop)
+        return SyncArtifacts(self.shaft.artifacts, self.loop)
 
     def open(self) -> Self:
         self._loop = LoopThread("lineshaft client")
@@ -315,26 +324,6 @@ class SyncLineshaft:
     def submit_many(self, tasks: Sequence[NewTask], *, connection: Any = None) -> list[SyncTaskHandle[Any]]:
         return [SyncTaskHandle(self, one) for one in self._submit_many(tasks, connection=connection)]
 
-    def submit_dag(
-        self,
-        title: str,
-        tasks: Sequence[NewTask],
-        *,
-        budget_ceiling_usd: Decimal | float | None = None,
-        created_by: str | None = None,
-        idempotency_key: str | None = None,
-        connection: Any = None,
-    ) -> SyncDagHandle:
-        dag = self._submit_dag(
-            title,
-            tasks,
-            budget_ceiling_usd=budget_ceiling_usd,
-            created_by=created_by,
-            idempotency_key=idempotency_key,
-            connection=connection,
-        )
-        return SyncDagHandle(self, dag)
-
     @property
     def sources(self) -> SyncSources:
         """Schedules, webhooks and other rules that create work."""
@@ -342,10 +331,9 @@ class SyncLineshaft:
 
     submit.__doc__ = Lineshaft.submit.__doc__
     submit_many.__doc__ = Lineshaft.submit_many.__doc__
-    submit_dag.__doc__ = Lineshaft.submit_dag.__doc__
     _submit = _blocking(Lineshaft.submit)
     _submit_many = _blocking(Lineshaft.submit_many)
-    _submit_dag = _blocking(Lineshaft.submit_dag)
+    submit_dag = _handled(Lineshaft.submit_dag, SyncDagHandle)
     wait = _blocking(Lineshaft.wait)
     get = _blocking(Lineshaft.get)
     list = _blocking(Lineshaft.list)
@@ -356,6 +344,8 @@ class SyncLineshaft:
     add_dependencies = _blocking(Lineshaft.add_dependencies)
     cancel = _blocking(Lineshaft.cancel)
     retry = _blocking(Lineshaft.retry)
+    correct_cost = _blocking(Lineshaft.correct_cost)
+    rerun = _blocking(Lineshaft.rerun)
     cancel_matching = _blocking(Lineshaft.cancel_matching)
     retry_matching = _blocking(Lineshaft.retry_matching)
     find_ids = _blocking(Lineshaft.find_ids)
@@ -381,6 +371,9 @@ class SyncLineshaft:
     delete_agent = _blocking(Lineshaft.delete_agent)
     limits = _blocking(Lineshaft.limits)
     change_limits = _blocking(Lineshaft.change_limits)
+    types = _blocking(Lineshaft.types)
+    get_type = _blocking(Lineshaft.get_type)
+    set_type = _blocking(Lineshaft.set_type)
     breakers = _blocking(Lineshaft.breakers)
     open_breaker = _blocking(Lineshaft.open_breaker)
     reset_breaker = _blocking(Lineshaft.reset_breaker)

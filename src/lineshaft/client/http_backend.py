@@ -5,126 +5,69 @@ not valid JSON) is refused before anything is sent, by the same functions.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from decimal import Decimal
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
 
 from lineshaft.artifacts.store import StoreUnavailableError
 from lineshaft.artifacts.verified import verified
-from lineshaft.client import requests, responses
-from lineshaft.client.backend import HeartbeatTransport, WorkWaiter
+from lineshaft.client.backend import Claimed, HeartbeatTransport, Req, Res, WorkWaiter
+from lineshaft.client.features import ServerFeatures
 from lineshaft.client.http_work import (
+    CLAIMS,
+    OUTCOMES,
     POLL_SEC,
-    CheckpointResults,
-    ClaimResults,
     HttpHeartbeats,
     HttpWaiter,
-    Outcomes,
-    SpawnResults,
-    StepResults,
-    checked,
+    assignments_in,
     claim_item,
     decoded,
-    encode,
+    results_of,
 )
-from lineshaft.client.problems import exception_of, unexpected_response
+from lineshaft.client.problems import exception_of
 from lineshaft.errors import InvalidInputError, LineshaftError, UnavailableError
-from lineshaft.http_client import Address, NoResponseError, Pool
-from lineshaft.model.fields import check_fields
+from lineshaft.http_client import Address, HttpPool, NoResponseError, Response
 from lineshaft.model.file_names import media_type, stored_name
-from lineshaft.model.reviews import ResolutionRequest
-from lineshaft.model.storable import replace_unstorable
+from lineshaft.model.retry import FailureCategory
 from lineshaft.model.tasks import NewTask
+from lineshaft.operations import dags, health, new_tasks, tasks
+from lineshaft.operations.operation import Operation
+from lineshaft.operations.wire import encode
 from lineshaft.settings import TOKEN
 from lineshaft.types import (
-    AgentInfo,
-    Approval,
-    ApprovalDecision,
     Artifact,
-    Attempt,
-    Attention,
-    Breaker,
-    BulkResolution,
-    Costs,
-    Dag,
-    DagFilter,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetterGroup,
-    EventPage,
     InstanceInfo,
-    Limits,
-    Lock,
-    MatchedTasks,
-    NewAgent,
-    NewToken,
-    Page,
+    NewDag,
     Readiness,
     RegisteredAgent,
-    Report,
-    Slowdown,
-    Stats,
     Submitted,
     SubmittedDag,
-    Task,
-    TaskChange,
-    TaskFilter,
-    ThroughputHistory,
-    Token,
-    Waiting,
-    Why,
     protocol,
 )
-from lineshaft.types.artifacts import artifact_id
-from lineshaft.types.assignments import Assignment
-from lineshaft.types.costs import check_days
-from lineshaft.types.page import check_limit
-from lineshaft.types.protocol import View
-from lineshaft.types.sources import (
-    Fired,
-    Firing,
-    NewSource,
-    Source,
-    SourceChange,
-    SourceChanges,
-    SourceFields,
-    definition_of,
+from lineshaft.types import (
+    work as w,
 )
-from lineshaft.types.work import (
-    Cancellation,
-    ClaimedTask,
-    ClaimRef,
-    Completion,
-    DueRetries,
-    Failure,
-    LeftBehind,
-    Moved,
-    NewCheckpoint,
-    NewSpawn,
-    NewStep,
-    Presence,
-    Release,
-    RemainingBudgets,
-    Spawned,
-    Spent,
-)
+from lineshaft.types.features import ERROR_CATEGORY
+from lineshaft.types.protocol import View, raise_problem
+from lineshaft.types.request import Nothing
 
 T = TypeVar("T")
 
 #: The time limit of a request; agents may set a shorter one.
 _ANSWER_SEC = 30.0
 _MAINTENANCE_SEC = 30.0
-_MAX_IDS = 10_000
 #: The time limits of a piece of an upload or download, and of storing an upload that was sent.
 _STEP_SEC, _STORED_SEC = 60.0, 660.0
 _artifact = msgspec.json.Decoder(Artifact)
+_steps = results_of(protocol.StepResult)
+_checkpoints = results_of(protocol.CheckpointResult)
+_spawned = results_of(protocol.SpawnedTasks)
+_maintained = msgspec.json.Decoder(protocol.Maintained)
 
 
 class HttpBackend:
@@ -132,7 +75,8 @@ class HttpBackend:
         headers = {"Accept": "application/json", "User-Agent": "lineshaft"}
         if token is not None:
             headers["Authorization"] = f"Bearer {_checked_token(token)}"
-        self._pool = Pool(Address.of(url), headers, size=max_connections)
+        self._pool = HttpPool(Address.of(url), headers, size=max_connections)
+        self._features = ServerFeatures()
         self._answer_sec = _ANSWER_SEC
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: WeakSet[HttpWaiter] = WeakSet()
@@ -149,7 +93,8 @@ class HttpBackend:
         self._loop = asyncio.get_running_loop()
         self._pool.open()
         try:
-            await self.finished([])
+            opened = await self.call(tasks.which_ended, tasks.AskEnded(ids=[]))
+            self._features.learn(opened.features)
         except BaseException:
             await self.close()
             raise
@@ -160,231 +105,49 @@ class HttpBackend:
 
     # Calls.
 
-    async def _call(
-        self, method: str, path: str, kind: type[T], body: bytes | None = None, *, again: bool = True
-    ) -> T:
+    async def call(self, operation: Operation[Req, Res], request: Req) -> Res:
         self._check_open()
-        answer = await self._pool.request(method, path, body, within_sec=self._answer_sec, again=again)
-        found = checked(answer, self._pool)
-        try:
-            return msgspec.json.decode(found or b"null", type=kind)
-        except msgspec.MsgspecError:
-            raise unexpected_response(answer.status, str(self._pool.address)) from None
+        # What can be checked without the server is refused before anything is sent.
+        if (check := getattr(request, "check", None)) is not None:
+            check()
+
+        async def send(fitted: Req) -> Response:
+            sent = operation.wire.encoded(fitted)
+            return await self._pool.request(
+                operation.method,
+                sent.target,
+                sent.body,
+                headers=() if sent.key is None else (("Idempotency-Key", sent.key),),
+                within_sec=self._answer_sec,
+                again=operation.may_repeat(fitted),
+            )
+
+        answer = decoded(await self._features.send(request, send), self._pool, operation.decoder)
+        if isinstance(answer, RegisteredAgent):
+            self._features.learn(answer.features)
+        return answer
 
     def _check_open(self) -> None:
         if self._loop is None:
             raise LineshaftError("This Lineshaft is not open. Use 'async with Lineshaft(URL) as shaft'.")
 
-    async def _get(self, path: str, kind: type[T], /, **query: Any) -> T:
-        given = {name: _in_query(value) for name, value in query.items() if value not in (None, (), [])}
-        return await self._call("GET", path + ("?" + urlencode(given, doseq=True) if given else ""), kind)
-
-    async def _post(self, path: str, kind: type[T], body: Any, *, again: bool = True) -> T:
-        return await self._call("POST", path, kind, encode(body), again=again)
-
-    async def _patch(self, path: str, kind: type[T], body: Any, *, again: bool = False) -> T:
-        return await self._call("PATCH", path, kind, encode(body), again=again)
-
-    async def _delete(self, path: str, reason: str | None) -> None:
-        query = "" if reason is None else "?" + urlencode({"reason": reason})
-        await self._call("DELETE", path + query, object, again=False)
+    async def health(self) -> Readiness:
+        return await self.call(health.ready, Nothing())
 
     # Submitting.
 
-    async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
+    async def submit(self, new: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
         _refuse_connection(connection)
-        if not tasks:
+        if not new:
             return []
-        body = {"tasks": requests.tasks(tasks)}
-        return (await self._post("/v1/tasks/batch", responses.Items, body, again=False)).items
+        return (await self.call(tasks.submit_batch, tasks.SubmitBatch(tasks=list(new)))).items
 
-    async def submit_dag(
-        self,
-        title: str,
-        tasks: Sequence[NewTask],
-        *,
-        budget_ceiling_usd: Decimal | float | None,
-        created_by: str | None,
-        idempotency_key: str | None,
-        connection: Any,
-    ) -> SubmittedDag:
+    async def submit_dag(self, dag: NewDag, *, connection: Any) -> SubmittedDag:
         _refuse_connection(connection)
-        body = requests.dag(
-            title,
-            tasks,
-            budget_ceiling_usd=budget_ceiling_usd,
-            created_by=created_by,
-            idempotency_key=idempotency_key,
-        )
-        # With a key of its own it is created once, however often it is sent.
-        again = idempotency_key is not None
-        return (await self._post("/v1/dags", responses.NewDag, body, again=again)).value
+        made = await self.call(dags.submit_dag, dags.SubmitDag(dag=dag))
+        return SubmittedDag(made.dag.id, made.submitted, made.duplicate is True)
 
-    # Reading and operating.
-
-    async def task(self, task_id: str) -> Task:
-        return await self._get(f"/v1/tasks/{_part(task_id)}", Task)
-
-    async def tasks(self, filters: TaskFilter, *, order: str, limit: int, cursor: str | None) -> Page[Task]:
-        check_limit(limit)
-        return await self._get(
-            "/v1/tasks",
-            Page[Task],
-            order=str(order),
-            limit=limit,
-            cursor=cursor,
-            **requests.given_fields(filters),
-        )
-
-    async def attempts(self, task_id: str) -> list[Attempt]:
-        return (await self._get(f"/v1/tasks/{_part(task_id)}/attempts", Page[Attempt])).items
-
-    async def steps(self, task_id: str) -> dict[str, Any]:
-        return await self._get(f"/v1/tasks/{_part(task_id)}/steps", dict[str, Any])
-
-    async def why(self, task_id: str) -> Why:
-        return await self._get(f"/v1/tasks/{_part(task_id)}/why", Why)
-
-    async def change(self, task_id: str, change: TaskChange) -> Task:
-        return await self._patch(f"/v1/tasks/{_part(task_id)}", Task, change.wanted())
-
-    async def add_dependencies(self, task_id: str, depends_on: Sequence[str]) -> Task:
-        body = {"depends_on": list(depends_on)}
-        return await self._post(f"/v1/tasks/{_part(task_id)}/dependencies", Task, body)
-
-    async def cancel(self, task_id: str, reason: str, *, cascade: bool) -> Task:
-        body = {"reason": replace_unstorable(reason), "cascade": cascade}
-        return await self._post(f"/v1/tasks/{_part(task_id)}/cancel", Task, body)
-
-    async def cancel_matching(self, wanted: TaskFilter, reason: str, *, dry_run: bool) -> MatchedTasks:
-        body = {"filter": wanted, "reason": reason, "dry_run": dry_run}
-        return await self._post("/v1/tasks/cancel", MatchedTasks, body, again=False)
-
-    async def retry_matching(self, wanted: TaskFilter, *, dry_run: bool) -> MatchedTasks:
-        body = {"filter": wanted, "dry_run": dry_run}
-        return await self._post("/v1/tasks/retry", MatchedTasks, body, again=False)
-
-    async def retry(self, task_id: str, *, delay_sec: float) -> Task:
-        body = {"delay_sec": delay_sec} if delay_sec else {}
-        return await self._post(f"/v1/tasks/{_part(task_id)}/retry", Task, body, again=False)
-
-    async def finished(self, ids: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        # Also called without ids: `open` checks the connection this way.
-        for start in range(0, max(len(ids), 1), _MAX_IDS):
-            part = list(ids[start : start + _MAX_IDS])
-            found |= (await self._post("/v1/ended", responses.Ended, {"ids": part})).ids
-        return found
-
-    async def find_ids(self, text: str, kind: Literal["task", "dag"] | None) -> list[str]:
-        return (await self._get("/v1/ids", responses.FoundIds, name=text, kind=kind)).ids
-
-    async def dag(self, dag_id: str) -> Dag:
-        return await self._get(f"/v1/dags/{_part(dag_id)}", Dag)
-
-    async def dags(self, filters: DagFilter, *, limit: int, cursor: str | None) -> Page[Dag]:
-        check_limit(limit)
-        given = requests.given_fields(filters)
-        return await self._get("/v1/dags", Page[Dag], limit=limit, cursor=cursor, **given)
-
-    async def cancel_dag(self, dag_id: str, reason: str) -> Dag:
-        body = {"reason": replace_unstorable(reason)}
-        return await self._post(f"/v1/dags/{_part(dag_id)}/cancel", Dag, body)
-
-    async def set_dag_budget(self, dag_id: str, usd: Decimal | float | None) -> Dag:
-        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"budget_ceiling_usd": usd}, again=True)
-
-    async def add_dag_budget(self, dag_id: str, usd: Decimal | float) -> Dag:
-        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"add_budget_usd": usd})
-
-    async def rename_dag(self, dag_id: str, title: str) -> Dag:
-        check_fields(title=title)
-        return await self._patch(f"/v1/dags/{_part(dag_id)}", Dag, {"title": title}, again=True)
-
-    async def events(
-        self,
-        after: str | None,
-        *,
-        limit: int,
-        task_id: str | None,
-        dag_id: str | None,
-        kinds: Collection[str] | None,
-    ) -> EventPage:
-        return await self._get(
-            "/v1/events",
-            EventPage,
-            after=after,
-            limit=limit,
-            task_id=task_id,
-            dag_id=dag_id,
-            kind=sorted(kinds or ()),
-        )
-
-    async def approvals(self, *, limit: int, cursor: str | None) -> Page[Approval]:
-        check_limit(limit)
-        return await self._get("/v1/approvals", Page[Approval], limit=limit, cursor=cursor)
-
-    async def decide(self, task_id: str, decision: ApprovalDecision) -> Task:
-        body = {
-            "approve": decision.approve,
-            "reviewer": decision.reviewer,
-            "note": decision.note,
-            "data": Raw(decision.data or b"null"),
-            "decision_report": Raw(decision.report or b"null"),
-        }
-        return await self._post(f"/v1/approvals/{_part(task_id)}", Task, body, again=False)
-
-    async def reports(
-        self, query: str, *, type_: str | None, dag_id: str | None, limit: int, cursor: str | None
-    ) -> Page[Report]:
-        check_limit(limit)
-        return await self._get(
-            "/v1/reports",
-            Page[Report],
-            q=query or None,
-            type=type_,
-            dag_id=dag_id,
-            limit=limit,
-            cursor=cursor,
-        )
-
-    async def dead_letters(
-        self, filters: DeadLetterFilter, *, limit: int, cursor: str | None
-    ) -> Page[DeadLetter]:
-        check_limit(limit)
-        return await self._get(
-            "/v1/dead-letters",
-            Page[DeadLetter],
-            limit=limit,
-            cursor=cursor,
-            **requests.given_fields(filters),
-        )
-
-    async def dead_letter(self, task_id: str) -> DeadLetter:
-        return await self._get(f"/v1/dead-letters/{_part(task_id)}", DeadLetter)
-
-    async def dead_letter_groups(
-        self, *, types: Sequence[str], categories: Sequence[str], limit: int
-    ) -> list[DeadLetterGroup]:
-        check_limit(limit)
-        found = await self._get(
-            "/v1/dead-letters/groups",
-            Page[DeadLetterGroup],
-            type=list(types),
-            category=list(categories),
-            limit=limit,
-        )
-        return found.items
-
-    async def resolve(self, task_id: str, decision: ResolutionRequest) -> Task:
-        decision.check()
-        path = f"/v1/dead-letters/{_part(task_id)}/resolve"
-        return await self._post(path, Task, decision, again=False)
-
-    async def resolve_all(self, filters: DeadLetterFilter, decision: ResolutionRequest) -> BulkResolution:
-        decision.check()
-        body = {**msgspec.structs.asdict(decision), "filter": requests.given_fields(filters)}
-        return await self._post("/v1/dead-letters/resolve", BulkResolution, body, again=False)
+    # The bytes of artifacts.
 
     async def put_artifact(
         self,
@@ -410,19 +173,12 @@ class HttpBackend:
         with _of_store():
             return decoded(answer, self._pool, _artifact)
 
-    async def artifact(self, ref: str) -> Artifact:
-        return await self._get(f"/v1/artifacts/{_part(artifact_id(ref))}", Artifact)
-
-    async def artifacts(self, *, task_id: str | None, limit: int, cursor: str | None) -> Page[Artifact]:
-        check_limit(limit)
-        return await self._get("/v1/artifacts", Page[Artifact], task_id=task_id, limit=limit, cursor=cursor)
-
     async def read_artifact(self, artifact: Artifact, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         self._check_open()
         if start >= stop:
             return
         headers = {} if (start, stop) == (0, artifact.size) else {"Range": f"bytes={start}-{stop - 1}"}
-        target = f"/v1/artifacts/{_part(artifact.id)}/content"
+        target = f"/v1/artifacts/{quote(artifact.id, safe='')}/content"
         connection = self._pool.connection()
         try:
             async with connection.download(target, headers, step_sec=_STEP_SEC) as (status, chunks):
@@ -435,231 +191,77 @@ class HttpBackend:
         except NoResponseError as lost:
             raise self._pool.unavailable(lost, again=True) from None
 
-    async def delete_artifact(self, ref: str) -> None:
-        await self._call("DELETE", f"/v1/artifacts/{_part(artifact_id(ref))}", type(None))
-
-    async def agents(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
-        check_limit(limit)
-        return await self._get("/v1/agents", Page[AgentInfo], status=list(status), limit=limit, cursor=cursor)
-
-    async def agent(self, agent_id: str) -> AgentInfo:
-        return await self._get(f"/v1/agents/{_part(agent_id)}", AgentInfo)
-
-    async def change_agent(
-        self,
-        agent_id: str,
-        *,
-        status: str | None,
-        max_concurrent_tasks: int | UnsetType | None,
-        budget_usd: Decimal | float | UnsetType | None,
-        add_budget_usd: Decimal | float | None,
-        reason: str | None,
-    ) -> AgentInfo:
-        given = {
-            "status": status,
-            "max_concurrent_tasks": max_concurrent_tasks,
-            "budget_usd": budget_usd,
-            "add_budget_usd": add_budget_usd,
-            "reason": reason,
-        }
-        body = {name: value for name, value in given.items() if value is not UNSET}
-        return await self._patch(f"/v1/agents/{_part(agent_id)}", AgentInfo, body)
-
-    async def delete_agent(self, agent_id: str, *, reason: str | None) -> None:
-        await self._delete(f"/v1/agents/{_part(agent_id)}", reason)
-
-    async def limits(self) -> Limits:
-        return await self._get("/v1/limits", Limits)
-
-    async def change_limits(self, changes: Mapping[str, Any], *, reason: str | None) -> Limits:
-        return await self._patch("/v1/limits", Limits, {**changes, "reason": reason})
-
-    async def breakers(self, *, limit: int, cursor: str | None) -> Page[Breaker]:
-        check_limit(limit)
-        return await self._get("/v1/breakers", Page[Breaker], limit=limit, cursor=cursor)
-
-    async def open_breaker(self, key: str, *, reason: str | None) -> Breaker:
-        return await self._post(f"/v1/breakers/{_part(key)}/open", Breaker, {"reason": reason})
-
-    async def reset_breaker(self, key: str, *, reason: str | None) -> Breaker:
-        return await self._post(f"/v1/breakers/{_part(key)}/reset", Breaker, {"reason": reason})
-
-    async def locks(self, *, limit: int, cursor: str | None) -> Page[Lock]:
-        check_limit(limit)
-        return await self._get("/v1/locks", Page[Lock], limit=limit, cursor=cursor)
-
-    async def release_lock(self, key: str, *, reason: str | None) -> None:
-        await self._delete(f"/v1/locks/{_part(key)}", reason)
-
-    async def slowdowns(self, *, limit: int, cursor: str | None) -> Page[Slowdown]:
-        check_limit(limit)
-        return await self._get("/v1/slowdowns", Page[Slowdown], limit=limit, cursor=cursor)
-
-    async def end_slowdown(self, key: str, *, reason: str | None) -> None:
-        await self._delete(f"/v1/slowdowns/{_part(key)}", reason)
-
-    async def pause(self, type_: str | None, *, reason: str | None) -> None:
-        if type_ is not None:
-            check_fields(type=type_)
-        await self._post("/v1/pause", object, {"type": type_, "reason": reason})
-
-    async def resume(self, type_: str | None, *, reason: str | None) -> None:
-        await self._post("/v1/resume", object, {"type": type_, "reason": reason})
-
-    async def stats(self) -> Stats:
-        return await self._get("/v1/stats", Stats)
-
-    async def waiting(self) -> Waiting:
-        return await self._get("/v1/waiting", Waiting)
-
-    async def throughput(self) -> ThroughputHistory:
-        return await self._get("/v1/throughput", ThroughputHistory)
-
-    async def costs(self, *, days: int, type_: str | None, model: str | None, agent_id: str | None) -> Costs:
-        check_days(days)
-        return await self._get("/v1/costs", Costs, days=days, type=type_, model=model, agent_id=agent_id)
-
-    async def attention(self) -> Attention:
-        return await self._get("/v1/attention", Attention)
-
-    async def health(self) -> Readiness:
-        return await self._get("/readyz", Readiness)
-
-    async def sources(self, *, kind: str | None, limit: int, cursor: str | None) -> Page[Source]:
-        check_limit(limit)
-        return await self._get("/v1/sources", Page[Source], kind=kind, limit=limit, cursor=cursor)
-
-    async def source(self, name: str) -> Source:
-        return await self._get(f"/v1/sources/{_part(name)}", Source)
-
-    async def create_source(self, source: NewSource) -> Source:
-        return await self._post("/v1/sources", Source, definition_of(source), again=False)
-
-    async def put_source(self, source: NewSource, *, version: int | None = None) -> Source:
-        path, body = f"/v1/sources/{_part(source.name)}", _based_on(version, source)
-        # What took effect has a new version: the same call again would be refused.
-        return await self._call("PUT", path, Source, encode(body), again=version is None)
-
-    async def patch_source(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
-        path, body = f"/v1/sources/{_part(name)}", _based_on(version, changes)
-        return await self._patch(path, Source, body, again=version is None)
-
-    async def delete_source(self, name: str) -> None:
-        await self._call("DELETE", f"/v1/sources/{_part(name)}", object, again=False)
-
-    async def fire_source(self, name: str, event: Mapping[str, Any] | None, *, dry_run: bool) -> Fired:
-        body = {"dry_run": dry_run} | ({} if event is None else {"event": event})
-        return await self._post(f"/v1/sources/{_part(name)}/fire", Fired, body, again=False)
-
-    async def source_firings(self, name: str, *, limit: int, cursor: str | None) -> Page[Firing]:
-        check_limit(limit)
-        return await self._get(f"/v1/sources/{_part(name)}/firings", Page[Firing], limit=limit, cursor=cursor)
-
-    async def apply_sources(
-        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool
-    ) -> list[SourceChange]:
-        body = {"origin": origin, "sources": list(map(definition_of, sources)), "dry_run": dry_run}
-        return (await self._post("/v1/sources/apply", SourceChanges, body)).items
-
-    async def tokens(self) -> list[Token]:
-        return (await self._get("/v1/tokens", Page[Token])).items
-
-    async def create_token(
-        self, name: str, scope: str, *, agent_id: str | None, budget_usd: Decimal | float | None
-    ) -> NewToken:
-        body = {"name": name, "scope": scope, "agent_id": agent_id, "budget_usd": budget_usd}
-        return await self._post("/v1/tokens", NewToken, body, again=False)
-
-    async def revoke_token(self, which: str) -> None:
-        await self._call("DELETE", f"/v1/tokens/{_part(which)}", object, again=False)
-
     # Working.
 
-    async def register(self, agent: NewAgent) -> RegisteredAgent:
-        return await self._post("/v1/agents", RegisteredAgent, requests.given_fields(agent), again=False)
+    async def _post(
+        self, call: str, decoder: "msgspec.json.Decoder[T]", body: Any, *, again: bool = True
+    ) -> T:
+        self._check_open()
 
-    async def drain(self, agent_id: str, incarnation: int) -> None:
-        body = protocol.AgentInstance(incarnation=incarnation)
-        await self._post(f"/v1/agents/{_part(agent_id)}/drain", object, body)
+        async def send(fitted: Any) -> Response:
+            return await self._pool.request(
+                "POST", f"/v1/work/{call}", encode(fitted), within_sec=self._answer_sec, again=again
+            )
 
-    async def leave(self, agent_id: str, incarnation: int) -> None:
-        body = protocol.AgentInstance(incarnation=incarnation)
-        await self._post(f"/v1/agents/{_part(agent_id)}/leave", object, body)
+        return decoded(await self._features.send(body, send), self._pool, decoder)
 
-    async def siblings(
-        self, agent_id: str, incarnation: int, *, gone: Sequence[str], everyone: bool
-    ) -> list[str]:
-        body = protocol.Siblings(incarnation=incarnation, gone=tuple(gone), everyone=everyone)
-        found = await self._post(f"/v1/agents/{_part(agent_id)}/siblings", protocol.SiblingNames, body)
-        return found.instances
-
-    async def claim(
-        self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]
-    ) -> list[Assignment[ClaimedTask]]:
+    async def claim(self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]) -> Claimed:
         item = claim_item(agent_id, incarnation, limit, types)
         body = protocol.ClaimBatch(items=[item], view=View.WORK)
-        return (await self._post("/v1/work/claim", ClaimResults, body, again=False)).assignments
+        return assignments_in(await self._post("claim", CLAIMS, body, again=False))
 
-    async def complete(self, items: Sequence[Completion]) -> list[Moved]:
-        return await self._outcomes("complete", items, [protocol.CompleteItem.of(item) for item in items])
+    async def complete(self, items: Sequence[w.Completion]) -> list[w.Moved]:
+        return await self._outcomes("complete", [protocol.CompleteItem.of(item) for item in items])
 
     async def complete_and_claim(
-        self, item: Completion, *, types: Sequence[str]
-    ) -> tuple[Moved, list[Assignment[ClaimedTask]]]:
-        following = protocol.Next(types=list(types))
-        body = protocol.ViewedBatch(
-            items=[protocol.CompleteItem.of(item, following=following)], view=View.WORK
-        )
-        found = await self._post("/v1/work/complete", Outcomes, body)
-        (moved,) = found.moved([item.claim.id])
-        return moved, [each.next_claim for each in found.items if each.next_claim is not None]
+        self, item: w.Completion, *, types: Sequence[str]
+    ) -> tuple[w.Moved, Claimed]:
+        sent = protocol.CompleteItem.of(item, following=protocol.Next(types=list(types)))
+        body = protocol.ViewedBatch(items=[sent], view=View.WORK)
+        (outcome,) = (await self._post("complete", OUTCOMES, body)).items
+        following = outcome.next_claim
+        return outcome.moved(item.claim.id), [] if following is None else [following]
 
-    async def fail(self, items: Sequence[Failure]) -> list[Moved]:
-        return await self._outcomes("fail", items, [protocol.FailItem.of(item) for item in items])
+    async def fail(self, items: Sequence[w.Failure]) -> list[w.Moved]:
+        if not self._features.has(ERROR_CATEGORY):
+            items = [_without_error_category(item) for item in items]
+        return await self._outcomes("fail", [protocol.FailItem.of(item) for item in items])
 
-    async def release(self, items: Sequence[Release]) -> list[Moved]:
-        return await self._outcomes("release", items, [protocol.ReleaseItem.of(item) for item in items])
+    async def release(self, items: Sequence[w.Release]) -> list[w.Moved]:
+        return await self._outcomes("release", [protocol.ReleaseItem.of(item) for item in items])
 
-    async def cancel_held(self, items: Sequence[Cancellation]) -> list[Moved]:
-        return await self._outcomes("cancel", items, [protocol.CancelItem.of(item) for item in items])
+    async def cancel_held(self, items: Sequence[w.Cancellation]) -> list[w.Moved]:
+        return await self._outcomes("cancel", [protocol.CancelItem.of(item) for item in items])
 
-    async def _outcomes(
-        self,
-        call: str,
-        given: Sequence[Completion | Failure | Release | Cancellation],
-        items: Sequence[protocol.Body],
-    ) -> list[Moved]:
+    async def _outcomes(self, call: str, items: Sequence[protocol.OutcomeItem]) -> list[w.Moved]:
         body = protocol.ViewedBatch(items=list(items), view=View.WORK)
-        found = await self._post(f"/v1/work/{call}", Outcomes, body)
-        return found.moved([item.claim.id for item in given])
+        outcomes = (await self._post(call, OUTCOMES, body)).items
+        return [outcome.moved(item.id) for item, outcome in zip(items, outcomes, strict=True)]
 
-    async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]:
-        body = protocol.Batch(items=[protocol.StepItem.of(step)])
-        return (await self._post("/v1/work/steps", StepResults, body)).recorded
+    async def record_step(self, step: w.NewStep) -> tuple[bytes, w.RemainingBudgets]:
+        (result,) = (
+            await self._post("steps", _steps, protocol.Batch(items=[protocol.StepItem.of(step)]))
+        ).items
+        return result.recorded()
 
-    async def save_checkpoint(self, claim: ClaimRef, data: bytes) -> None:
-        body = protocol.Batch(items=[protocol.CheckpointItem.of(NewCheckpoint(claim, data))])
-        (await self._post("/v1/work/checkpoint", CheckpointResults, body)).check()
+    async def save_checkpoint(self, claim: w.ClaimRef, data: bytes) -> None:
+        item = protocol.CheckpointItem.of(w.NewCheckpoint(claim, data))
+        (result,) = (await self._post("checkpoint", _checkpoints, protocol.Batch(items=[item]))).items
+        raise_problem(result.problem)
 
     async def spawn(
-        self, claim: ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: Spent
-    ) -> Spawned:
-        new = NewSpawn(claim, tasks, key, wait, spent)
-        item = {
-            "id": claim.id,
-            "claim_token": claim.token,
-            "key": new.key,
-            "tasks": requests.children(new.tasks),
-            "wait": new.wait,
-            "cost_usd": spent.cost_usd,
-            "tokens_used": {"input": spent.tokens_input, "output": spent.tokens_output},
-        }
-        return (await self._post("/v1/work/spawn", SpawnResults, {"items": [item]})).spawned
+        self, claim: w.ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: w.Spent
+    ) -> w.Spawned:
+        new = w.NewSpawn(claim, tasks, key, wait, spent)
+        new_tasks.check_children(new.tasks)
+        item = protocol.SpawnItem.of(new)
+        (result,) = (await self._post("spawn", _spawned, protocol.Batch(items=[item]))).items
+        return result.spawned()
 
     # Running agents.
 
     def heartbeats(self) -> HeartbeatTransport:
-        return HttpHeartbeats(self._pool, self._on_silence)
+        return HttpHeartbeats(self._pool, self._features, self._on_silence)
 
     def _on_silence(self) -> None:
         """A heartbeat had no answer: other open connections may be dead too."""
@@ -672,7 +274,8 @@ class HttpBackend:
             waiter.hang_up()
 
     def waiter(self, agent_id: str, own: InstanceInfo) -> AbstractAsyncContextManager[WorkWaiter]:
-        waiter = HttpWaiter(self._pool, Presence(agent_id, own.incarnation), lambda: self._answer_sec)
+        presence = w.Presence(agent_id, own.incarnation)
+        waiter = HttpWaiter(self._pool, self._features, presence, lambda: self._answer_sec)
         self._waiters.add(waiter)
         return waiter
 
@@ -693,16 +296,13 @@ class HttpBackend:
         return _MAINTENANCE_SEC
 
     async def maintain(self) -> float | None:
-        return (await self._post("/v1/work/maintain", protocol.Maintained, {})).next_sec
+        return (await self._post("maintain", _maintained, {})).next_sec
 
-    async def retry_within(self, types: Sequence[str], within_sec: float) -> DueRetries:
-        found = await self._get(
-            "/v1/work/retries", protocol.RetryDue, type=list(types), within_sec=within_sec
-        )
-        return DueRetries(found.count, found.due_sec)
 
-    async def left_behind(self, types: Sequence[str]) -> LeftBehind:
-        return await self._get("/v1/work/left-behind", LeftBehind, type=list(types))
+def _without_error_category(item: w.Failure) -> w.Failure:
+    """As an older server understands it."""
+    known = item.category != FailureCategory.ERROR
+    return item if known else msgspec.structs.replace(item, category=FailureCategory.CRASH)
 
 
 def _refuse_connection(connection: Any) -> None:
@@ -721,10 +321,6 @@ def _checked_token(token: str) -> str:
         raise InvalidInputError(errors=[("token", f"must be {TOKEN.words}")]) from None
 
 
-def _in_query(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 @contextmanager
 def _of_store() -> Iterator[None]:
     """A server that answers, but can't transfer bytes now: its store is away."""
@@ -732,12 +328,3 @@ def _of_store() -> Iterator[None]:
         yield
     except UnavailableError as error:
         raise StoreUnavailableError(str(error)) from None
-
-
-def _based_on(version: int | None, source: SourceFields) -> dict[str, Any]:
-    return definition_of(source) | ({} if version is None else {"version": version})
-
-
-def _part(name: str) -> str:
-    """As one segment of a path."""
-    return quote(name, safe="")

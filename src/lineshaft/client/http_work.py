@@ -4,32 +4,24 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from lineshaft.client.backend import Claimed, Waited
+from lineshaft.client.features import ServerFeatures
 from lineshaft.client.problems import exception_of, unexpected_response
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.http_client import Connection, Pool, Response
+from lineshaft.http_client import Connection, HttpPool, Response
 from lineshaft.ids import new_id
-from lineshaft.types import Problem, protocol
-from lineshaft.types.assignments import Assignment
-from lineshaft.types.protocol import MAX_ITEMS, MAX_WAIT_SEC, View
-from lineshaft.types.work import (
-    ClaimedTask,
-    EndedClaim,
-    HeartbeatAnswers,
-    HeldTask,
-    Moved,
-    NewCheckpoint,
-    Presence,
-    Release,
-    RemainingBudgets,
-    Spawned,
-)
+from lineshaft.operations.wire import encode
+from lineshaft.types import protocol
+from lineshaft.types import work as w
+from lineshaft.types.agents import AgentInstance
+from lineshaft.types.protocol import MAX_ITEMS, MAX_WAIT_SEC, View, raise_problem
 
 T = TypeVar("T")
 
@@ -39,18 +31,15 @@ POLL_SEC = 55.0
 _INTERRUPT_SEC = 2.0
 _OK = range(200, 300)
 
-#: Money in full; the server accepts strings and numbers.
-encode = msgspec.json.Encoder().encode
 
-
-def checked(response: Response, pool: Pool) -> bytes:
+def checked(response: Response, pool: HttpPool) -> bytes:
     """The body; raises the error of any other response than 2xx."""
     if response.status not in _OK:
         raise exception_of(response.status, response.body, str(pool.address))
     return response.body
 
 
-def decoded(response: Response, pool: Pool, decoder: "msgspec.json.Decoder[T]") -> T:
+def decoded(response: Response, pool: HttpPool, decoder: "msgspec.json.Decoder[T]") -> T:
     body = checked(response, pool)
     try:
         return decoder.decode(body or b"null")
@@ -58,73 +47,25 @@ def decoded(response: Response, pool: Pool, decoder: "msgspec.json.Decoder[T]") 
         raise unexpected_response(response.status, str(pool.address)) from None
 
 
-class ClaimResults(msgspec.Struct, frozen=True):
-    items: list[protocol.ClaimResult[ClaimedTask]]
+class Results(msgspec.Struct, Generic[T], frozen=True):
+    """The response of a batch."""
 
-    @property
-    def assignments(self) -> list[Assignment[ClaimedTask]]:
-        for item in self.items:
-            _raise_problem(item.problem)
-        return [found for item in self.items if item.tasks is not UNSET for found in item.tasks]
+    items: list[T]
 
 
-class Outcomes(msgspec.Struct, frozen=True):
-    items: list[protocol.Outcome]
-
-    def moved(self, ids: Sequence[str]) -> list[Moved]:
-        """The results for these tasks, which were sent in this order."""
-        return [
-            Moved(
-                task_id,
-                None if item.status is UNSET else item.status,
-                None if item.problem is None else item.problem.exception,
-                item.retry_in_sec,
-            )
-            for task_id, item in zip(ids, self.items, strict=True)
-        ]
+def results_of(kind: type[T]) -> "msgspec.json.Decoder[Results[T]]":
+    return msgspec.json.Decoder(Results[kind])  # type: ignore[valid-type]
 
 
-_OUTCOMES = msgspec.json.Decoder(Outcomes)
+CLAIMS = results_of(protocol.ClaimResult[w.ClaimedTask])
+OUTCOMES = results_of(protocol.Outcome)
+_BEATS = results_of(protocol.HeartbeatResult)
 
 
-class StepResults(msgspec.Struct, frozen=True):
-    items: tuple[protocol.StepResult]
-
-    @property
-    def recorded(self) -> tuple[bytes, RemainingBudgets]:
-        (item,) = self.items
-        _raise_problem(item.problem)
-        budgets = RemainingBudgets() if item.remaining_usd is UNSET else item.remaining_usd
-        return b"null" if item.data is UNSET else bytes(item.data), budgets
-
-
-class CheckpointResults(msgspec.Struct, frozen=True):
-    items: tuple[protocol.CheckpointResult]
-
-    def check(self) -> None:
-        _raise_problem(self.items[0].problem)
-
-
-class SpawnResults(msgspec.Struct, frozen=True):
-    items: tuple[protocol.SpawnedTasks]
-
-    @property
-    def spawned(self) -> Spawned:
-        (item,) = self.items
-        _raise_problem(item.problem)
-        return Spawned(
-            [] if item.children is UNSET else item.children,
-            paused=item.paused is True,
-            submitted=() if item.items is UNSET else item.items,
-        )
-
-
-def _raise_problem(problem: Problem | None) -> None:
-    if problem is not None:
-        raise problem.exception
-
-
-CLAIM_RESULTS = msgspec.json.Decoder(ClaimResults)
+def assignments_in(claims: Results[protocol.ClaimResult[w.ClaimedTask]]) -> Claimed:
+    for item in claims.items:
+        raise_problem(item.problem)
+    return [assignment for item in claims.items if item.tasks is not UNSET for assignment in item.tasks]
 
 
 def claim_item(agent_id: str, incarnation: int, limit: int, types: Sequence[str]) -> protocol.ClaimItem:
@@ -133,31 +74,27 @@ def claim_item(agent_id: str, incarnation: int, limit: int, types: Sequence[str]
     )
 
 
-class _HeartbeatResults(msgspec.Struct, frozen=True):
-    items: list[protocol.HeartbeatResult]
-
-
 class HttpHeartbeats:
     """Heartbeats on a connection that serves nothing else, and is replaced when it doesn't answer."""
 
-    def __init__(self, pool: Pool, on_silence: Callable[[], None]) -> None:
+    def __init__(self, pool: HttpPool, features: ServerFeatures, on_silence: Callable[[], None]) -> None:
         """`on_silence` is called, from the thread of the heartbeats, when the first of several has no answer.
 
         Only then: a server that is merely slow must not get all other requests again and again.
         """
         self._is_silent = False
         self._pool = pool
+        self._features = features
         self._on_silence = on_silence
         self._connection = pool.connection()
-        self._decoder = msgspec.json.Decoder(_HeartbeatResults)
 
     async def beat(
-        self, agents: Sequence[Presence], tasks: Sequence[HeldTask], *, answer_within_sec: float
-    ) -> HeartbeatAnswers:
-        held: dict[Presence, list[HeldTask]] = {agent: [] for agent in agents}
+        self, agents: Sequence[w.Presence], tasks: Sequence[w.HeldTask], *, answer_within_sec: float
+    ) -> w.HeartbeatAnswers:
+        held: dict[w.Presence, list[w.HeldTask]] = {agent: [] for agent in agents}
         for task in tasks:
             held[task.holder].append(task)
-        answers = HeartbeatAnswers({})
+        answers = w.HeartbeatAnswers({})
         for start in range(0, max(len(agents), 1), MAX_ITEMS):
             part = agents[start : start + MAX_ITEMS]
             results = await self._send(part, held, answer_within_sec)
@@ -168,7 +105,7 @@ class HttpHeartbeats:
         return answers
 
     async def _send(
-        self, agents: Sequence[Presence], held: dict[Presence, list[HeldTask]], answer_within_sec: float
+        self, agents: Sequence[w.Presence], held: dict[w.Presence, list[w.HeldTask]], answer_within_sec: float
     ) -> list[protocol.HeartbeatResult]:
         body = protocol.Batch(
             items=[
@@ -181,10 +118,8 @@ class HttpHeartbeats:
             ]
         )
         try:
-            response = await self._pool.request_on(
-                self._connection, "/v1/work/heartbeat", encode(body), within_sec=answer_within_sec
-            )
-            found = decoded(response, self._pool, self._decoder).items
+            response = await self._post_on(self._connection, "/v1/work/heartbeat", body, answer_within_sec)
+            found = decoded(response, self._pool, _BEATS).items
         except UnavailableError:
             if not self._is_silent:
                 self._is_silent = True
@@ -194,18 +129,20 @@ class HttpHeartbeats:
         return found
 
     async def release(
-        self, agent: Presence, items: Sequence[tuple[Release, bytes | None]], *, answer_within_sec: float
-    ) -> list[Moved]:
+        self, agent: w.Presence, items: Sequence[tuple[w.Release, bytes | None]], *, answer_within_sec: float
+    ) -> list[w.Moved]:
         """On another connection: a heartbeat may be pending."""
         connection = self._pool.connection()
-        moved: list[Moved] = []
+        moved: list[w.Moved] = []
         try:
             drain = f"/v1/agents/{quote(agent.agent_id, safe='')}/drain"
-            body = protocol.AgentInstance(incarnation=agent.incarnation)
+            body = AgentInstance(incarnation=agent.incarnation)
             checked(await self._post_on(connection, drain, body, answer_within_sec), self._pool)
             for start in range(0, len(items), MAX_ITEMS):
                 part = items[start : start + MAX_ITEMS]
-                states = [NewCheckpoint(release.claim, state) for release, state in part if state is not None]
+                states = [
+                    w.NewCheckpoint(release.claim, state) for release, state in part if state is not None
+                ]
                 if states:
                     saves = protocol.Batch(items=[protocol.CheckpointItem.of(state) for state in states])
                     await self._post_on(connection, "/v1/work/checkpoint", saves, answer_within_sec)
@@ -213,8 +150,10 @@ class HttpHeartbeats:
                     items=[protocol.ReleaseItem.of(release) for release, _ in part], view=View.WORK
                 )
                 response = await self._post_on(connection, "/v1/work/release", releases, answer_within_sec)
-                outcomes = decoded(response, self._pool, _OUTCOMES)
-                moved += outcomes.moved([release.claim.id for release, _ in part])
+                outcomes = decoded(response, self._pool, OUTCOMES).items
+                moved += [
+                    one.moved(release.claim.id) for one, (release, _) in zip(outcomes, part, strict=True)
+                ]
         finally:
             connection.abort()
         return moved
@@ -222,7 +161,12 @@ class HttpHeartbeats:
     async def _post_on(
         self, connection: Connection, target: str, body: Any, answer_within_sec: float
     ) -> Response:
-        return await self._pool.request_on(connection, target, encode(body), within_sec=answer_within_sec)
+        async def send(fitted: Any) -> Response:
+            return await self._pool.request_on(
+                connection, target, encode(fitted), within_sec=answer_within_sec
+            )
+
+        return await self._features.send(body, send)
 
     async def close(self) -> None:
         self._connection.abort()
@@ -231,7 +175,10 @@ class HttpHeartbeats:
 
 
 def _add(
-    answers: HeartbeatAnswers, agent: Presence, held: Sequence[HeldTask], result: protocol.HeartbeatResult
+    answers: w.HeartbeatAnswers,
+    agent: w.Presence,
+    held: Sequence[w.HeldTask],
+    result: protocol.HeartbeatResult,
 ) -> None:
     if result.problem is not None:
         # An instance without an answer was superseded.
@@ -243,16 +190,27 @@ def _add(
         answers.slowdowns[agent] = result.slowdown_until
     said = {} if result.tasks is UNSET else result.tasks
     reasons = {} if result.reasons is UNSET else result.reasons
+    not_renewed = () if result.not_renewed is UNSET else result.not_renewed
     for task in held:
-        if (answer := said.get(task.id, "continue")) != "continue":
-            answers.over.append(EndedClaim(task.id, task.epoch, answer, reasons.get(task.id)))
+        # With an answer that this version doesn't know, work goes on: if the claim is over, writes are stale.
+        if (answer := said.get(task.id)) in {"cancel", "lost"}:
+            answers.over.append(w.EndedClaim(task.id, task.epoch, answer, reasons.get(task.id)))
+        elif answer != "continue" or task.id in not_renewed:
+            answers.not_renewed.add((task.id, task.epoch))
 
 
 class HttpWaiter:
     """Waits for work with long polls, which claim it."""
 
-    def __init__(self, pool: Pool, agent: Presence, answer_within_sec: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pool: HttpPool,
+        features: ServerFeatures,
+        agent: w.Presence,
+        answer_within_sec: Callable[[], float],
+    ) -> None:
         self._pool = pool
+        self._features = features
         self._agent = agent
         self._answer_within_sec = answer_within_sec
         self._connection: Connection = pool.connection()
@@ -277,18 +235,18 @@ class HttpWaiter:
         *,
         types: Sequence[str],
         limit: int,
-    ) -> list[Assignment[ClaimedTask]] | None:
+    ) -> Waited | None:
         seconds = min(timeout, MAX_WAIT_SEC)
         item = claim_item(self._agent.agent_id, self._agent.incarnation, limit, types)
         body = protocol.ClaimBatch(items=[item], wait_sec=seconds, poll=self._poll, view=View.WORK)
-        self._polling = asyncio.create_task(
-            self._pool.request_on(
-                self._connection,
-                "/v1/work/claim",
-                encode(body),
-                within_sec=seconds + self._answer_within_sec(),
+        within_sec = seconds + self._answer_within_sec()
+
+        async def send(fitted: protocol.ClaimBatch[protocol.ClaimItem]) -> Response:
+            return await self._pool.request_on(
+                self._connection, "/v1/work/claim", encode(fitted), within_sec=within_sec
             )
-        )
+
+        self._polling = asyncio.create_task(self._features.send(body, send))
         ending = self._ending
         try:
             response = await self._polling
@@ -299,7 +257,12 @@ class HttpWaiter:
             raise
         finally:
             self._polling = None
-        return decoded(response, self._pool, CLAIM_RESULTS).assignments or None
+        claims = decoded(response, self._pool, CLAIMS)
+        assignments = assignments_in(claims)
+        if not assignments:
+            return None
+        (waited_sec,) = (item.waited_sec for item in claims.items)
+        return Waited(assignments, None if waited_sec is UNSET else waited_sec)
 
     def interrupt(self) -> None:
         """End the current wait. It still returns what the server has claimed."""

@@ -15,9 +15,12 @@ from msgspec.structs import replace
 from lineshaft.artifacts.store import StoreUnavailableError, WrongStoreError
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.types import Task
+from lineshaft.operations import artifacts
+from lineshaft.types import Artifact, Task
+from lineshaft.types.artifacts import artifact_id
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef, data_ref_in
+from lineshaft.types.request import ById
 from lineshaft.types.work import ClaimedTask
 
 T = TypeVar("T")
@@ -68,24 +71,27 @@ async def stored(
 
 async def loaded(backend: Backend, json: bytes) -> bytes:
     """What a reference stands for; any other JSON as it is."""
-    found = data_ref_in(json)
-    if found is None:
+    ref = data_ref_in(json)
+    if ref is None:
         return json
-    artifact = await backend.artifact(found.data_ref)
+    artifact = await metadata(backend, ref.data_ref)
     chunks = [chunk async for chunk in backend.read_artifact(artifact, 0, artifact.size)]
     data = b"".join(chunks)
     try:
         msgspec.json.decode(data, type=Raw)
     except msgspec.MsgspecError as error:
-        raise LineshaftError(f"{found.data_ref} stands for data, but is not JSON: {error}.") from None
+        raise LineshaftError(f"{ref.data_ref} stands for data, but is not JSON: {error}.") from None
     return data
 
 
-async def value(backend: Backend, decoded: Any) -> Any:
-    """A decoded value, or what it stands for."""
-    if not isinstance(decoded, dict) or "data_ref" not in decoded:
-        return decoded
-    return msgspec.json.decode(await loaded(backend, msgspec.json.encode(decoded)))
+async def value(backend: Backend, json: Raw) -> Any:
+    """The value of JSON, or of what that refers to."""
+    return msgspec.json.decode(await loaded(backend, bytes(json)))
+
+
+async def metadata(backend: Backend, ref: str) -> Artifact:
+    """An artifact by its reference or id."""
+    return await backend.call(artifacts.read_artifact, ById(id=artifact_id(ref)))
 
 
 async def with_data(backend: Backend, task: Task) -> Task:

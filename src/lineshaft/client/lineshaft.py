@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, Unpack, overload
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from lineshaft import types as t
 from lineshaft.client import large_data
 from lineshaft.client.administration import Administration
 from lineshaft.client.backend import Backend
@@ -31,33 +32,15 @@ from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.reviews import ResolutionRequest
+from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import NewTask, TaskOptions
+from lineshaft.operations import dags, events, review, tasks, work
 from lineshaft.settings import Settings
-from lineshaft.types import (
-    Approval,
-    ApprovalDecision,
-    Attempt,
-    BulkResolution,
-    Dag,
-    DagFilter,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetterGroup,
-    Event,
-    EventPage,
-    MatchedTasks,
-    Page,
-    Report,
-    Resolution,
-    Task,
-    TaskChange,
-    TaskFilter,
-    TaskFilters,
-    TaskOrder,
-    Why,
-)
 from lineshaft.types.filters import Names, names
+from lineshaft.types.json import NULL
 from lineshaft.types.page import DEFAULT_LIMIT, MAX_LIMIT
+from lineshaft.types.protocol import CancelItem
+from lineshaft.types.request import ById, OnePage
 from lineshaft.types.typed_task import TypedTask, check_new_tasks, decoder_of
 
 if TYPE_CHECKING:
@@ -217,15 +200,14 @@ class Lineshaft(Administration):
         With an `idempotency_key` that is in use it returns the existing DAG, and nothing is created.
         """
         check_new_tasks(tasks)
-        submitted = await self.backend.submit_dag(
-            title,
-            tasks,
+        dag = t.NewDag(
+            title=title,
+            tasks=list(tasks),
             budget_ceiling_usd=budget_ceiling_usd,
             created_by=created_by,
             idempotency_key=idempotency_key,
-            connection=connection,
         )
-        return DagHandle(self, submitted, tasks)
+        return DagHandle(self, await self.backend.submit_dag(dag, connection=connection), tasks)
 
     def _now(self) -> datetime:
         now = None if self._clock is None else self._clock.now()
@@ -234,9 +216,9 @@ class Lineshaft(Administration):
     # Tasks.
 
     @must_await
-    async def get(self, task: TaskRef, *, full: bool = False) -> Task:
+    async def get(self, task: TaskRef, *, full: bool = False) -> t.Task:
         """A task; with `full` its output has the data also if that is large."""
-        found = await self.backend.task(id_of(task))
+        found = await self.backend.call(tasks.get_task, tasks.GetTask(id=id_of(task)))
         return await large_data.with_data(self.backend, found) if full else found
 
     async def list(
@@ -250,12 +232,12 @@ class Lineshaft(Administration):
         tag: Names = (),
         created_by: Names = (),
         q: Names = (),
-        order: str = TaskOrder.CREATED_AT,
+        order: str = t.TaskOrder.CREATED_AT,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-    ) -> Page[Task]:
+    ) -> t.Page[t.Task]:
         """One page of tasks. A filter with several values matches any of them; `q` is part of the title."""
-        wanted = TaskFilter(
+        request = tasks.ListTasks(
             status=names(status),
             type=names(type),
             dag_id=names(dag_id),
@@ -264,21 +246,24 @@ class Lineshaft(Administration):
             tag=names(tag),
             created_by=names(created_by),
             q=names(q),
+            order=str(order),
+            limit=limit,
+            cursor=cursor,
         )
-        return await self.backend.tasks(wanted, order=order, limit=limit, cursor=cursor)
+        return await self.backend.call(tasks.list_tasks, request)
 
-    async def attempts(self, task: TaskRef) -> Sequence[Attempt]:
+    async def attempts(self, task: TaskRef) -> Sequence[t.Attempt]:
         """Every claim of a task, oldest first."""
-        return await self.backend.attempts(id_of(task))
+        return (await self.backend.call(tasks.list_attempts, ById(id=id_of(task)))).items
 
     async def steps(self, task: TaskRef) -> dict[str, Any]:
         """Results of durable steps by name, in the order in which they were recorded."""
-        found = await self.backend.steps(id_of(task))
-        return {name: await large_data.value(self.backend, step) for name, step in found.items()}
+        steps = await self.backend.call(tasks.list_steps, ById(id=id_of(task)))
+        return {name: await large_data.value(self.backend, step) for name, step in steps.items()}
 
-    async def why(self, task: TaskRef) -> Why:
+    async def why(self, task: TaskRef) -> t.Why:
         """What a task is waiting for, what it is doing, or how it ended."""
-        return await self.backend.why(id_of(task))
+        return await self.backend.call(tasks.explain_task, ById(id=id_of(task)))
 
     async def change(
         self,
@@ -291,12 +276,12 @@ class Lineshaft(Administration):
         max_total_cost_usd: Decimal | float | UnsetType | None = UNSET,
         max_attempts: int | UnsetType = UNSET,
         max_duration_sec: Duration | UnsetType = UNSET,
-    ) -> Task:
+    ) -> t.Task:
         """Change a task that has not ended; or the limits of a dead letter, before it is retried.
 
         None removes the deadline or a cost limit; `tags` replaces all tags.
         """
-        change = TaskChange(
+        change = t.TaskChange(
             priority=priority,
             deadline=deadline,
             tags=tags,
@@ -305,41 +290,89 @@ class Lineshaft(Administration):
             max_attempts=max_attempts,
             max_duration_sec=UNSET if max_duration_sec is UNSET else seconds(max_duration_sec),
         )
-        return await self.backend.change(id_of(task), change)
+        return await self.backend.call(tasks.change_task, tasks.ChangeTask(id=id_of(task), change=change))
 
-    async def add_dependencies(self, task: TaskRef, depends_on: Sequence[TaskRef]) -> Task:
+    async def add_dependencies(self, task: TaskRef, depends_on: Sequence[TaskRef]) -> t.Task:
         """Make a task that is not claimed yet wait for other tasks too."""
-        return await self.backend.add_dependencies(id_of(task), [id_of(other) for other in depends_on])
+        request = tasks.Dependencies(id=id_of(task), depends_on=[id_of(other) for other in depends_on])
+        return await self.backend.call(tasks.add_dependencies, request)
 
-    async def cancel(self, task: TaskRef, reason: str = "cancelled", *, cascade: bool = True) -> Task:
+    async def cancel(self, task: TaskRef, reason: str = "cancelled", *, cascade: bool = True) -> t.Task:
         """Cancel a task, its children and, with `cascade`, every task that depends on it."""
-        return await self.backend.cancel(id_of(task), reason, cascade=cascade)
+        request = CancelItem(id=id_of(task), reason=replace_unstorable(reason), cascade=cascade)
+        return await self.backend.call(work.cancel_task, request)
 
-    async def retry(self, task: TaskRef, *, delay: Duration = 0.0) -> Task:
+    async def retry(self, task: TaskRef, *, delay: Duration = 0.0) -> t.Task:
         """Revive a DEAD_LETTERED or CANCELLED task, or end the wait of a RETRYING one."""
-        return await self.backend.retry(id_of(task), delay_sec=seconds(delay))
+        return await self.backend.call(
+            tasks.retry_task, tasks.Retry(id=id_of(task), delay_sec=seconds(delay))
+        )
+
+    async def correct_cost(
+        self,
+        task: TaskRef,
+        cost_usd: Decimal | float | None = None,
+        *,
+        disputed: Literal["accept", "refuse"] | None = None,
+        reason: str,
+    ) -> t.Task:
+        """Correct what a task has cost, or accept or refuse what is disputed of it (`Task.disputed_usd`).
+
+        The difference is booked today on the task, its agents, its DAG and the day. An amount also decides on
+        what is disputed.
+        """
+        request = tasks.CorrectCost(id=id_of(task), cost_usd=cost_usd, disputed=disputed, reason=reason)
+        return await self.backend.call(tasks.correct_cost, request)
+
+    async def rerun(
+        self,
+        task: TaskRef,
+        *,
+        downstream: bool = False,
+        cancel_running: bool = False,
+        forget_steps: bool = True,
+        reason: str | None = None,
+    ) -> t.Task:
+        """Run a COMPLETED task again; its completed attempt is kept with its output.
+
+        Tasks that depend on it and haven't begun wait for it again; with `downstream` completed,
+        dead-lettered and cancelled ones run again after it, in order. DependentsRunningError, if some are
+        running, unless `cancel_running`. Recorded steps run again, unless `forget_steps` is false.
+        """
+        request = tasks.Rerun(
+            id=id_of(task),
+            downstream=downstream,
+            cancel_running=cancel_running,
+            forget_steps=forget_steps,
+            reason=reason,
+        )
+        return await self.backend.call(tasks.rerun_task, request)
 
     async def cancel_matching(
-        self, reason: str = "cancelled", *, dry_run: bool = False, **filters: Unpack[TaskFilters]
-    ) -> MatchedTasks:
+        self, reason: str = "cancelled", *, dry_run: bool = False, **filters: Unpack[t.TaskFilters]
+    ) -> t.MatchedTasks:
         """Cancel all tasks that match and have not ended, with their dependents; `list` has the filters.
 
         In chunks, each in its own transaction. With `dry_run` it only returns which tasks match.
         """
-        return await self.backend.cancel_matching(_filter(filters), reason, dry_run=dry_run)
+        request = tasks.CancelMatching(filter=_filter(filters), reason=reason, dry_run=dry_run)
+        return await self.backend.call(tasks.cancel_matching, request)
 
-    async def retry_matching(self, *, dry_run: bool = False, **filters: Unpack[TaskFilters]) -> MatchedTasks:
+    async def retry_matching(
+        self, *, dry_run: bool = False, **filters: Unpack[t.TaskFilters]
+    ) -> t.MatchedTasks:
         """Retry all tasks that match and are DEAD_LETTERED, CANCELLED or RETRYING; as `cancel_matching`."""
-        return await self.backend.retry_matching(_filter(filters), dry_run=dry_run)
+        request = tasks.RetryMatching(filter=_filter(filters), dry_run=dry_run)
+        return await self.backend.call(tasks.retry_matching, request)
 
     async def find_ids(self, text: str, *, kind: Literal["task", "dag"] | None = None) -> Sequence[str]:
         """The tasks and DAGs that a short form (`J8K2M3N4-W1X2`) or a prefix of an id means, up to 20."""
-        return await self.backend.find_ids(text, kind)
+        return (await self.backend.call(tasks.find_ids, tasks.FindIds(name=text, kind=kind))).ids
 
     # DAGs.
 
-    async def get_dag(self, dag: DagRef) -> Dag:
-        return await self.backend.dag(id_of(dag))
+    async def get_dag(self, dag: DagRef) -> t.Dag:
+        return await self.backend.call(dags.get_dag, ById(id=id_of(dag)))
 
     async def dags(
         self,
@@ -350,26 +383,34 @@ class Lineshaft(Administration):
         virtual: bool = True,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-    ) -> Page[Dag]:
+    ) -> t.Page[t.Dag]:
         """One page of DAGs, newest first; with `virtual` including the DAGs of standalone tasks."""
-        wanted = DagFilter(status=names(status), created_by=names(created_by), q=names(q), virtual=virtual)
-        return await self.backend.dags(wanted, limit=limit, cursor=cursor)
+        request = dags.ListDags(
+            status=names(status),
+            created_by=names(created_by),
+            q=names(q),
+            virtual=virtual,
+            limit=limit,
+            cursor=cursor,
+        )
+        return await self.backend.call(dags.list_dags, request)
 
-    async def cancel_dag(self, dag: DagRef, reason: str = "cancelled") -> Dag:
+    async def cancel_dag(self, dag: DagRef, reason: str = "cancelled") -> t.Dag:
         """Cancel every task of a DAG that has not ended, and tasks elsewhere that depend on them."""
-        return await self.backend.cancel_dag(id_of(dag), reason)
+        request = dags.CancelDag(id=id_of(dag), reason=replace_unstorable(reason))
+        return await self.backend.call(dags.cancel_dag, request)
 
-    async def set_dag_budget(self, dag: DagRef, usd: Decimal | float | None) -> Dag:
+    async def set_dag_budget(self, dag: DagRef, usd: Decimal | float | None) -> t.Dag:
         """Set what all tasks of a DAG may cost; None removes the limit."""
-        return await self.backend.set_dag_budget(id_of(dag), usd)
+        return await self.backend.call(dags.change_dag, dags.ChangeDag(id=id_of(dag), budget_ceiling_usd=usd))
 
-    async def add_dag_budget(self, dag: DagRef, usd: Decimal | float) -> Dag:
+    async def add_dag_budget(self, dag: DagRef, usd: Decimal | float) -> t.Dag:
         """Add to the budget of a DAG. A DAG without a budget stays unlimited."""
-        return await self.backend.add_dag_budget(id_of(dag), usd)
+        return await self.backend.call(dags.change_dag, dags.ChangeDag(id=id_of(dag), add_budget_usd=usd))
 
-    async def rename_dag(self, dag: DagRef, title: str) -> Dag:
+    async def rename_dag(self, dag: DagRef, title: str) -> t.Dag:
         """Change the title of a DAG."""
-        return await self.backend.rename_dag(id_of(dag), title)
+        return await self.backend.call(dags.change_dag, dags.ChangeDag(id=id_of(dag), title=title))
 
     # Events.
 
@@ -381,12 +422,15 @@ class Lineshaft(Administration):
         dag_id: str | None = None,
         kinds: Collection[str] | None = None,
         limit: int = MAX_LIMIT,
-    ) -> EventPage:
+    ) -> t.EventPage:
         """One page of events after a cursor; None is the beginning, "now" the end.
 
         `last:50` is the page of the last 50 events, `since:2030-01-31T09:00:00Z` starts at a time.
         """
-        return await self.backend.events(after, limit=limit, task_id=task_id, dag_id=dag_id, kinds=kinds)
+        request = events.ListEvents(
+            after=after, limit=limit, task_id=task_id, dag_id=dag_id, kind=tuple(sorted(kinds or ()))
+        )
+        return await self.backend.call(events.list_events, request)
 
     async def events(
         self,
@@ -396,7 +440,7 @@ class Lineshaft(Administration):
         dag_id: str | None = None,
         kinds: Collection[str] | None = None,
         follow: bool = True,
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[t.Event, None]:
         """Every event in order, none twice and none missed.
 
         `after` is the cursor of the last event you have seen, None for the beginning, or "now". Without
@@ -419,19 +463,19 @@ class Lineshaft(Administration):
     # Waiting.
 
     @overload
-    async def wait(self, what: TaskReference | Task, timeout: Duration | None = None) -> Task: ...  # noqa: ASYNC109
+    async def wait(self, what: TaskReference | t.Task, timeout: Duration | None = None) -> t.Task: ...  # noqa: ASYNC109
 
     @overload
-    async def wait(self, what: DagReference | Dag, timeout: Duration | None = None) -> Dag: ...  # noqa: ASYNC109
+    async def wait(self, what: DagReference | t.Dag, timeout: Duration | None = None) -> t.Dag: ...  # noqa: ASYNC109
 
     @overload
-    async def wait(self, what: str, timeout: Duration | None = None) -> Task | Dag: ...  # noqa: ASYNC109
+    async def wait(self, what: str, timeout: Duration | None = None) -> t.Task | t.Dag: ...  # noqa: ASYNC109
 
     async def wait(
         self,
         what: TaskRef | DagRef,
         timeout: Duration | None = None,  # noqa: ASYNC109 - the TimeoutError says what was waited for
-    ) -> Task | Dag:
+    ) -> t.Task | t.Dag:
         """Wait until a task or a DAG has ended, in whatever way; raises TimeoutError if it takes longer.
 
         The output of the task has its data also if that is large.
@@ -442,23 +486,23 @@ class Lineshaft(Administration):
             async with asyncio.timeout(seconds(timeout)):
                 is_dag = await self._watch.ended(name)
         except TimeoutError:
-            is_dag = isinstance(what, DagReference | Dag) or name.startswith("dag_")
+            is_dag = isinstance(what, DagReference | t.Dag) or name.startswith("dag_")
             state = await self._state(name, is_dag=is_dag)
             raise TimeoutError(
                 f"{name} has not ended after {time.monotonic() - started:.1f} s; it goes on{state}. Wait "
                 f"longer, or see what it waits for with 'lineshaft {'dag show' if is_dag else 'why'} {name}'."
             ) from None
         if is_dag:
-            return await self.backend.dag(name)
-        return await large_data.with_data(self.backend, await self.backend.task(name))
+            return await self.get_dag(name)
+        return await self.get(name, full=True)
 
     async def _state(self, name: str, *, is_dag: bool) -> str:
         """Why it has not ended, for an error; empty if that can't be read now."""
         try:
             async with asyncio.timeout(_EXPLAIN_SEC):
                 if not is_dag:
-                    return f". It is {(await self.backend.why(name)).summary}"
-                dag = await self.backend.dag(name)
+                    return f". It is {(await self.why(name)).summary}"
+                dag = await self.get_dag(name)
         except (LineshaftError, TimeoutError):
             return ""
         counts = ", ".join(f"{number} {status}" for status, number in sorted(dag.counts.items()))
@@ -466,9 +510,9 @@ class Lineshaft(Administration):
 
     # Approvals and reports.
 
-    async def approvals(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
+    async def approvals(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> t.Page[t.Approval]:
         """Outputs and tasks that wait for a person, oldest first."""
-        return await self.backend.approvals(limit=limit, cursor=cursor)
+        return await self.backend.call(review.list_approvals, OnePage(limit=limit, cursor=cursor))
 
     async def approve(
         self,
@@ -478,16 +522,22 @@ class Lineshaft(Administration):
         note: str | None = None,
         data: Any = None,
         decision_report: Any = None,
-    ) -> Task:
+    ) -> t.Task:
         """Approve an output; or do a task that needs a person, with `data` as its output."""
-        answer = None if data is None else encoded_json("data", data)
-        report = None if decision_report is None else encoded_json("decision_report", decision_report)
-        decision = ApprovalDecision(True, reviewer, note, answer, report)  # noqa: FBT003 - the decision
-        return await self.backend.decide(id_of(task), decision)
+        request = review.Decide(
+            id=id_of(task),
+            approve=True,
+            reviewer=reviewer,
+            note=note,
+            data=_raw("data", data),
+            decision_report=_raw("decision_report", decision_report),
+        )
+        return await self.backend.call(review.decide, request)
 
-    async def reject(self, task: TaskRef, *, reviewer: str, note: str | None = None) -> Task:
+    async def reject(self, task: TaskRef, *, reviewer: str, note: str | None = None) -> t.Task:
         """Reject an output, which fails its attempt; or decline to do a task, which becomes a dead letter."""
-        return await self.backend.decide(id_of(task), ApprovalDecision(False, reviewer, note))  # noqa: FBT003
+        request = review.Decide(id=id_of(task), approve=False, reviewer=reviewer, note=note)
+        return await self.backend.call(review.decide, request)
 
     async def reports(
         self,
@@ -497,9 +547,10 @@ class Lineshaft(Administration):
         dag_id: str | None = None,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-    ) -> Page[Report]:
+    ) -> t.Page[t.Report]:
         """Decision reports that contain these words, newest first; without words, all."""
-        return await self.backend.reports(query, type_=type, dag_id=dag_id, limit=limit, cursor=cursor)
+        request = review.SearchReports(q=query, type=type, dag_id=dag_id, limit=limit, cursor=cursor)
+        return await self.backend.call(review.search_reports, request)
 
     # Dead letters.
 
@@ -517,12 +568,12 @@ class Lineshaft(Administration):
         hidden: bool = False,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
-    ) -> Page[DeadLetter]:
+    ) -> t.Page[t.DeadLetter]:
         """One page of tasks that failed permanently, newest first.
 
         `pattern`: that of a group; `resolution`: the last decision; `hidden`: include deleted ones.
         """
-        wanted = DeadLetterFilter(
+        request = review.ListLetters(
             reviewed=reviewed,
             type=names(type),
             category=names(category),
@@ -532,12 +583,14 @@ class Lineshaft(Administration):
             resolution=names(resolution),
             pattern=names(pattern),
             hidden=hidden,
+            limit=limit,
+            cursor=cursor,
         )
-        return await self.backend.dead_letters(wanted, limit=limit, cursor=cursor)
+        return await self.backend.call(review.list_dead_letters, request)
 
-    async def get_dead_letter(self, task: TaskRef) -> DeadLetter:
+    async def get_dead_letter(self, task: TaskRef) -> t.DeadLetter:
         """The newest dead letter of a task, with its whole history and every decision since."""
-        return await self.backend.dead_letter(id_of(task))
+        return await self.backend.call(review.get_dead_letter, ById(id=id_of(task)))
 
     async def dead_letter_groups(
         self,
@@ -545,23 +598,22 @@ class Lineshaft(Administration):
         type: Names = (),  # noqa: A002 - the name of the field
         category: Names = (),
         limit: int = DEFAULT_LIMIT,
-    ) -> Sequence[DeadLetterGroup]:
+    ) -> Sequence[t.DeadLetterGroup]:
         """Unreviewed dead letters grouped by similar errors, the largest group first."""
-        return await self.backend.dead_letter_groups(
-            types=names(type), categories=names(category), limit=limit
-        )
+        request = review.ListGroups(type=tuple(names(type)), category=tuple(names(category)), limit=limit)
+        return (await self.backend.call(review.list_dead_letter_groups, request)).items
 
     async def resolve(
         self,
         task: TaskRef,
-        resolution: Resolution,
+        resolution: t.Resolution,
         *,
         reviewer: str,
         note: str | None = None,
         not_before: datetime | None = None,
         spec: Mapping[str, Any] | None = None,
         forget_steps: Sequence[str] | Literal["all"] | None = None,
-    ) -> Task:
+    ) -> t.Task:
         """Resolve a dead letter: retry, modify_and_retry (with `spec`), cancel, delete or escalate.
 
         A retry may wait until `not_before`; recorded steps in `forget_steps`, or "all", run again. If two
@@ -575,11 +627,12 @@ class Lineshaft(Administration):
             spec=spec,
             forget_steps=_names(forget_steps),
         )
-        return await self.backend.resolve(id_of(task), decision)
+        request = review.Resolve(id=id_of(task), decision=decision)
+        return await self.backend.call(review.resolve_dead_letter, request)
 
     async def resolve_all(
         self,
-        resolution: Resolution,
+        resolution: t.Resolution,
         *,
         reviewer: str,
         note: str | None = None,
@@ -592,12 +645,12 @@ class Lineshaft(Administration):
         error_contains: str | None = None,
         poison_pill: bool | None = None,
         tasks: Sequence[TaskRef] = (),
-    ) -> BulkResolution:
+    ) -> t.BulkResolution:
         """Resolve every open dead letter that matches these filters, up to 1,000 at once.
 
         Each is resolved or refused independently of the others; `more` is true if others match.
         """
-        wanted = DeadLetterFilter(
+        letters = t.DeadLetterFilter(
             type=names(type),
             category=names(category),
             pattern=names(pattern),
@@ -605,7 +658,8 @@ class Lineshaft(Administration):
             poison_pill=poison_pill,
             task_ids=[id_of(task) for task in tasks],
         )
-        decision = ResolutionRequest(
+        request = review.ResolveMany(
+            filter=letters,
             resolution=resolution,
             reviewer=reviewer,
             note=note,
@@ -613,11 +667,15 @@ class Lineshaft(Administration):
             spec=spec,
             forget_steps=_names(forget_steps),
         )
-        return await self.backend.resolve_all(wanted, decision)
+        return await self.backend.call(review.resolve_dead_letters, request)
 
 
-def _filter(filters: TaskFilters) -> TaskFilter:
-    return msgspec.convert({name: names(given) for name, given in filters.items()}, TaskFilter)  # type: ignore[arg-type]  # all values are Names
+def _filter(filters: t.TaskFilters) -> t.TaskFilter:
+    return msgspec.convert({name: names(value) for name, value in filters.items()}, t.TaskFilter)  # type: ignore[arg-type]  # all values are Names
+
+
+def _raw(name: str, value: Any) -> Raw:
+    return NULL if value is None else Raw(encoded_json(name, value))
 
 
 def _names(steps: Sequence[str] | None) -> list[str] | str | None:

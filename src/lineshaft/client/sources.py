@@ -1,13 +1,14 @@
 """`shaft.sources`: schedules, webhooks and other rules that create work."""
 
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET
 
 from lineshaft.client.backend import Backend
-from lineshaft.types.page import DEFAULT_LIMIT, Page
-from lineshaft.types.sources import Fired, Firing, NewSource, Source, SourceChange, SourceFields
-
-T = TypeVar("T")
+from lineshaft.operations import sources as operations
+from lineshaft.types import Fired, Firing, NewSource, Page, Source, SourceChange, SourceFields
+from lineshaft.types.page import DEFAULT_LIMIT
 
 
 class Sources:
@@ -19,43 +20,54 @@ class Sources:
 
         With the `version` that was read, raises InvalidTransitionError if the source has changed since.
         """
-        return await self._backend.put_source(source, version=version)
+        body = operations.PutSource(kind=source.kind, version=version, **operations.fields_of(source))
+        return await self._backend.call(
+            operations.put_source, operations.ReplaceSource(name=source.name, source=body)
+        )
 
     async def get(self, name: str) -> Source:
-        return await self._backend.source(name)
+        return await self._backend.call(operations.get_source, operations.ByName(name=name))
 
     async def list(
         self, *, kind: str | None = None, limit: int = DEFAULT_LIMIT, cursor: str | None = None
     ) -> Page[Source]:
         """One page of sources by name."""
-        return await self._backend.sources(kind=kind, limit=limit, cursor=cursor)
+        request = operations.ListSources(kind=kind, limit=limit, cursor=cursor)
+        return await self._backend.call(operations.list_sources, request)
 
     async def create(self, source: NewSource) -> Source:
         """Create a source; raises AlreadyExistsError if there is one with its name."""
-        return await self._backend.create_source(source)
+        return await self._backend.call(operations.create_source, source)
 
     async def patch(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
         """Change fields of a source. `enabled` false pauses it until it is enabled by hand.
 
         With the `version` that was read, raises InvalidTransitionError if the source has changed since.
         """
-        return await self._backend.patch_source(name, changes, version=version)
+        change = operations.ChangeSource(version=version, **operations.fields_of(changes))
+        return await self._backend.call(
+            operations.change_source, operations.PatchSource(name=name, change=change)
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a source and its history. Work that it has created stays."""
-        await self._backend.delete_source(name)
+        await self._backend.call(operations.delete_source, operations.ByName(name=name))
 
     async def fire(
         self, name: str, event: Mapping[str, Any] | None = None, *, dry_run: bool = False
     ) -> Fired:
         """Fire a source now. A dry run returns the tasks that would be created, and creates nothing."""
-        return await self._backend.fire_source(name, event, dry_run=dry_run)
+        request = operations.FireSource(
+            name=name, event=UNSET if event is None else dict(event), dry_run=dry_run
+        )
+        return await self._backend.call(operations.fire_source, request)
 
     async def firings(
         self, name: str, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None
     ) -> Page[Firing]:
         """One page of the history of a source, newest first."""
-        return await self._backend.source_firings(name, limit=limit, cursor=cursor)
+        request = operations.ListFirings(name=name, limit=limit, cursor=cursor)
+        return await self._backend.call(operations.list_source_firings, request)
 
     async def apply(
         self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False
@@ -64,53 +76,5 @@ class Sources:
 
         Sources of other origins stay. A dry run only returns the differences.
         """
-        return await self._backend.apply_sources(sources, origin=origin, dry_run=dry_run)
-
-
-class _Runner(Protocol):
-    """Runs coroutines for code without an event loop."""
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T: ...
-
-
-class SyncSources:
-    """`shaft.sources` for code without an event loop."""
-
-    def __init__(self, sources: Sources, loop: Any) -> None:
-        self._sources = sources
-        self._loop: _Runner = loop
-
-    def put(self, source: NewSource, *, version: int | None = None) -> Source:
-        return self._loop.run(self._sources.put(source, version=version))
-
-    def get(self, name: str) -> Source:
-        return self._loop.run(self._sources.get(name))
-
-    def list(
-        self, *, kind: str | None = None, limit: int = DEFAULT_LIMIT, cursor: str | None = None
-    ) -> Page[Source]:
-        return self._loop.run(self._sources.list(kind=kind, limit=limit, cursor=cursor))
-
-    def create(self, source: NewSource) -> Source:
-        return self._loop.run(self._sources.create(source))
-
-    def patch(self, name: str, changes: SourceFields, *, version: int | None = None) -> Source:
-        return self._loop.run(self._sources.patch(name, changes, version=version))
-
-    def delete(self, name: str) -> None:
-        self._loop.run(self._sources.delete(name))
-
-    def fire(self, name: str, event: Mapping[str, Any] | None = None, *, dry_run: bool = False) -> Fired:
-        return self._loop.run(self._sources.fire(name, event, dry_run=dry_run))
-
-    def firings(self, name: str, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Firing]:
-        return self._loop.run(self._sources.firings(name, limit=limit, cursor=cursor))
-
-    def apply(
-        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False
-    ) -> Sequence[SourceChange]:
-        return self._loop.run(self._sources.apply(sources, origin=origin, dry_run=dry_run))
-
-
-for _name in ("put", "list", "create", "patch", "delete", "fire", "firings", "apply"):
-    getattr(SyncSources, _name).__doc__ = getattr(Sources, _name).__doc__
+        request = operations.ApplySources(origin=origin, sources=[*sources], dry_run=dry_run)
+        return (await self._backend.call(operations.apply_sources, request)).items

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError, NotFoundError, UnavailableError
+from lineshaft.operations import tasks
 
 _SHORTEST_SEC, _LONGEST_SEC = 0.01, 0.5
 _SHARE = 0.1
@@ -65,7 +66,7 @@ class EndWatch:
         while self._waiting:
             self._new.clear()
             try:
-                states = await self._backend.finished(list(self._waiting))
+                states = await self._states(list(self._waiting))
             except UnavailableError:
                 # It comes back, or the timeout of the caller ends the wait.
                 states = {}
@@ -76,13 +77,21 @@ class EndWatch:
             for name, state in states.items():
                 if state == "unknown":
                     self._settle(name, NotFoundError(f"There is no task or DAG {name}."))
-                elif state != "open":
+                elif state in {"task", "dag"}:
                     self._settle(name, state == "dag")
             if self._waiting:
                 youngest = time.monotonic() - max(wait.since for wait in self._waiting.values())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(max(_SHARE * youngest, _SHORTEST_SEC), _LONGEST_SEC)):
                         await self._new.wait()
+
+    async def _states(self, names: list[str]) -> dict[str, str]:
+        """By id: `open`, `unknown`, or ended as a `task` or as a `dag`."""
+        states: dict[str, str] = {}
+        for start in range(0, len(names), tasks.MAX_IDS):
+            part = tasks.AskEnded(ids=names[start : start + tasks.MAX_IDS])
+            states |= (await self._backend.call(tasks.which_ended, part)).ids
+        return states
 
     def _settle(self, name: str, outcome: bool | Exception) -> None:  # noqa: FBT001 - a result
         wait = self._waiting.pop(name, None)

@@ -10,14 +10,14 @@ _BAR = 10
 _GAP = 2
 
 
-class Bar(NamedTuple):
+class ChartBar(NamedTuple):
     """One bar: the values of its parts from the bottom up, each with its class, and its description."""
 
     parts: Sequence[tuple[str, float]]
     about: str
 
 
-def bars(label: str, given: Sequence[Bar]) -> Markup:
+def bars(label: str, given: Sequence[ChartBar]) -> Markup:
     """Stacked bars. The table beside it is for those who can't see it."""
     highest = max((sum(value for _, value in bar.parts) for bar in given), default=0.0)
     width = max(len(given), 1) * _BAR
@@ -25,7 +25,7 @@ def bars(label: str, given: Sequence[Bar]) -> Markup:
     return _svg("bars", label, width, Markup("").join(drawn))
 
 
-def _bar(index: int, bar: Bar, highest: float) -> Markup:
+def _bar(index: int, bar: ChartBar, highest: float) -> Markup:
     top = float(_HEIGHT)
     parts = []
     for name, value in bar.parts:

@@ -33,17 +33,20 @@ class Cookies:
     """The cookies of one request.
 
     Browsers send cookies to every port of a host, so the port is part of their names: two installations on
-    one machine don't log each other out.
+    one machine don't log each other out. Over HTTPS their names have the prefix with which browsers accept
+    them only over HTTPS, from this host. Over HTTP another port's server can read them: a session that began
+    on this machine is bound to the account of the browser (`Sessions`).
     """
 
     def __init__(self, request: Request) -> None:
         port = request.url.port
         suffix = "" if port is None else f"_{port}"
-        self._session_name = f"lineshaft_session{suffix}"
-        self._message_name = f"lineshaft_message{suffix}"
-        self._secure = (
+        self.is_secure = (
             request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").lower() == "https"
         )
+        prefix = "__Host-" if self.is_secure else ""
+        self._session_name = f"{prefix}lineshaft_session{suffix}"
+        self._message_name = f"{prefix}lineshaft_message{suffix}"
         given = request.cookies.get(self._session_name, "")
         #: The browser doesn't have the secret yet.
         self.is_new = not given
@@ -85,5 +88,5 @@ class Cookies:
 
     def _set(self, response: Response, name: str, value: str, seconds: int) -> None:
         response.set_cookie(
-            name, value, max_age=seconds, httponly=True, samesite="lax", secure=self._secure, path="/"
+            name, value, max_age=seconds, httponly=True, samesite="lax", secure=self.is_secure, path="/"
         )

@@ -18,15 +18,14 @@ from starlette.types import Scope as AsgiScope
 
 from lineshaft.dashboard import visit as visits
 from lineshaft.dashboard.cookies import HEADERS, Cookies
-from lineshaft.dashboard.live import Live, PageKey, Rendered
+from lineshaft.dashboard.live import Live, PageKey, RenderedPage
 from lineshaft.dashboard.navigation import banners, links
 from lineshaft.dashboard.pages import AREAS
 from lineshaft.dashboard.rendering import STATIC, Renderer, title_of
 from lineshaft.dashboard.shared_reads import SharedReads
 from lineshaft.dashboard.visit import ActionFunction, Done, PageFunction, Values, View, Visit
-from lineshaft.engine.feed.actor import acting
-from lineshaft.engine.postgres.database import fails_soon, only_reads
-from lineshaft.engine.submit.columns import submitting_token
+from lineshaft.engine.caller import Caller, calling, set_caller
+from lineshaft.engine.sessions import Session
 from lineshaft.errors import (
     InvalidInputError,
     LineshaftError,
@@ -35,7 +34,6 @@ from lineshaft.errors import (
     UnavailableError,
 )
 from lineshaft.server.framework import problems
-from lineshaft.server.framework.auth import LOCAL_CALLER, Principal
 from lineshaft.server.framework.routing import INTERNAL_ERROR, body_chunks
 from lineshaft.server.service import Service
 from lineshaft.types import Scope
@@ -47,6 +45,8 @@ _MAX_FIELDS = 2_000
 _KEEP_STATIC = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
 
 
+#: Who looks at a page, until it is known.
+_READER = Caller(only_reads=True)
 _PAGES = [page for area in AREAS for page in area.pages]
 _ACTIONS = [action for area in AREAS for action in area.actions]
 
@@ -81,33 +81,48 @@ class Dashboard:
 
     # Who visits.
 
-    async def _principal(self, request: Request, cookies: Cookies) -> tuple[Principal, str | None]:
+    async def _caller(self, request: Request, cookies: Cookies) -> tuple[Caller, str | None]:
         """The caller, and the name of who acts; None: not known yet. Raises UnauthorizedError."""
         # Nothing is changed yet.
-        soon = fails_soon.set(True)
-        try:
-            return await self._find_principal(request, cookies)
-        finally:
-            fails_soon.reset(soon)
+        with calling(fails_soon=True):
+            return await self._find_caller(request, cookies)
 
-    async def _find_principal(self, request: Request, cookies: Cookies) -> tuple[Principal, str | None]:
-        session = None if cookies.is_new else await self._service.engine.sessions.find(cookies.secret)
+    async def _find_caller(self, request: Request, cookies: Cookies) -> tuple[Caller, str | None]:
+        session = await self._session(request, cookies)
         if session is not None and session.scope is not None:
-            principal = Principal(
-                session.token_id, session.name, session.scope, session.agent_id, session.budget_usd
+            caller = Caller(
+                session.token_id,
+                session.name,
+                session.scope,
+                session.agent_id,
+                session.budget_usd,
+                needs_token=self._service.needs_tokens,
             )
-            return principal, session.name
-        principal = await self._service.authenticate(Scope.READ, request.headers)
-        if principal.token_id is not None:
-            return principal, principal.name
-        return principal, None if session is None else session.name
+            return caller, session.name
+        caller = await self._service.authenticate(Scope.READ, request.scope)
+        if caller.token_id is not None:
+            return caller, caller.name
+        return caller, None if session is None else session.name
+
+    async def _session(self, request: Request, cookies: Cookies) -> Session | None:
+        if cookies.is_new:
+            return None
+        session = await self._service.engine.sessions.find(cookies.secret)
+        if session is None or session.account is None:
+            return session
+        # Another port's server, which gets the cookie too, runs under another account.
+        return session if session.account == await self._account(request, cookies) else None
+
+    async def _account(self, request: Request, cookies: Cookies) -> int | None:
+        """The user id that a session belongs to; None: over HTTPS, or from another machine."""
+        return None if cookies.is_secure else await self._service.account(request.scope)
 
     async def _login(self, request: Request, cookies: Cookies) -> Response:
         """Exchange a token for a session."""
         target = _local(request.query_params.get("next", "/"))
         if request.method == "GET":
             try:
-                await self._principal(request, cookies)
+                await self._caller(request, cookies)
             except UnauthorizedError:
                 return self._login_page(cookies, target)
             return _redirect(target)
@@ -118,7 +133,8 @@ class Dashboard:
             fault = "This is not a valid token: it is unknown, or it was revoked."
             return self._login_page(cookies, target, fault)
         self._service.notice_token()
-        cookies.renew(await self._service.engine.sessions.begin(token=token))
+        account = await self._account(request, cookies)
+        cookies.renew(await self._service.engine.sessions.begin(token=token, account=account))
         response = _redirect(target)
         cookies.keep(response)
         return response
@@ -141,16 +157,16 @@ class Dashboard:
     # Pages and actions.
 
     async def _visit(self, request: Request, cookies: Cookies, scope: Scope, **more: Any) -> Visit:
-        principal, name = await self._principal(request, cookies)
-        principal.check(scope)
+        caller, name = await self._caller(request, cookies)
+        caller.check(scope)
         query = _query(request.url.query)
         about = {"shared": self._shared, "name": name, **more}
-        return Visit(self._service, principal, _url(request), request.path_params, query, **about)
+        return Visit(self._service, caller, _url(request), request.path_params, query, **about)
 
     async def _show_page(
         self, request: Request, cookies: Cookies, page: visits.Route[PageFunction]
     ) -> Response:
-        only_reads.set(True)
+        set_caller(_READER)
         try:
             visit = await self._visit(request, cookies, page.scope)
         except UnauthorizedError:
@@ -169,9 +185,9 @@ class Dashboard:
                 fields = [(name, value) for name, value in form.pairs() if name != "csrf"]
                 return await self._show(View("name.html", "Who are you?", {"fields": fields}), visit, cookies)
             visit = replace(visit, name=form.get("your_name"))
-            cookies.renew(await self._service.engine.sessions.begin(name=visit.name))
-        acting.set(visit.actor)
-        submitting_token.set(None if visit.principal.token_id is None else visit.principal.name)
+            account = await self._account(request, cookies)
+            cookies.renew(await self._service.engine.sessions.begin(name=visit.name, account=account))
+        set_caller(replace(visit.caller, actor=visit.actor))
         result = await action.function(visit)
         self._shared.forget()
         if isinstance(result, Done):
@@ -185,7 +201,7 @@ class Dashboard:
         if isinstance(view, Response):
             return view
         context = await self._context(view, visit, cookies.csrf)
-        context |= {"message": cookies.message, "name": visit.name, "principal": visit.principal}
+        context |= {"message": cookies.message, "name": visit.name, "caller": visit.caller}
         response = HTMLResponse(self._renderer.page(view.template, context), view.status, headers=HEADERS)
         cookies.clear_message(response)
         # Without a session it is only the root of the CSRF token, and gives no rights.
@@ -227,18 +243,18 @@ class Dashboard:
 
     async def _open_stream(self, request: Request, cookies: Cookies) -> Response:
         # Also the tasks that it starts, which follow the feed and render the page.
-        only_reads.set(True)
-        principal, _ = await self._principal(request, cookies)
-        key = PageKey(_local(request.query_params.get("page", "/")), principal.scope)
+        set_caller(_READER)
+        caller, _ = await self._caller(request, cookies)
+        key = PageKey(_local(request.query_params.get("page", "/")), caller.scope)
         page, _ = self._find(key.url)
-        principal.check(page.scope)
+        caller.check(page.scope)
 
         async def allow() -> None:
-            await self._principal(request, cookies)
+            await self._caller(request, cookies)
 
         # Counted before the response begins, so that one stream too many is refused.
         watching = contextlib.ExitStack()
-        watching.enter_context(self._service.tail.counted(principal.token_id, (request.client or ("",))[0]))
+        watching.enter_context(self._service.tail.counted(caller.token_id, (request.client or ("",))[0]))
         marker, csrf = self._csrf_marker.encode(), cookies.csrf.encode()
 
         async def messages() -> Any:
@@ -252,19 +268,19 @@ class Dashboard:
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
 
-    async def _render_again(self, key: PageKey) -> Rendered:
+    async def _render_again(self, key: PageKey) -> RenderedPage:
         """A page as it is now, for all who have it open with this scope."""
-        only_reads.set(True)
         page, path = self._find(key.url)
-        principal = Principal(None, LOCAL_CALLER.name, key.scope)
+        caller = Caller(scope=key.scope, only_reads=True)
+        set_caller(caller)
         query = _query(urlsplit(key.url).query)
-        visit = Visit(self._service, principal, key.url, path, query, shared=self._shared, is_open=True)
+        visit = Visit(self._service, caller, key.url, path, query, shared=self._shared, is_open=True)
         view = await page.function(visit)
         if not isinstance(view, View):
             raise NotFoundError(f"{key.url} is not a page.")
         context = await self._context(view, visit, self._csrf_marker)
-        context |= {"message": "", "name": None, "principal": principal}
-        return Rendered(
+        context |= {"message": "", "name": None, "caller": caller}
+        return RenderedPage(
             self._renderer.parts(view.template, context),
             view.topics,
             view.at_most_every_sec,
@@ -288,7 +304,7 @@ class Dashboard:
         # Without the database, who visits can't be known.
         if not isinstance(error, UnavailableError):
             try:
-                visitor, _ = await self._principal(request, cookies)
+                visitor, _ = await self._caller(request, cookies)
             except LineshaftError as refusal:
                 may_log_in = isinstance(refusal, UnauthorizedError)
         context = {

@@ -37,7 +37,7 @@ class PageKey(NamedTuple):
     scope: Scope
 
 
-class Rendered(Struct, frozen=True):
+class RenderedPage(Struct, frozen=True):
     #: The parts of the page that change: its own, the navigation with its counts, and the banners.
     parts: Mapping[str, str]
     topics: frozenset[str]
@@ -45,7 +45,7 @@ class Rendered(Struct, frozen=True):
     refresh_sec: float | None
 
 
-Render = Callable[[PageKey], Awaitable[Rendered]]
+Render = Callable[[PageKey], Awaitable[RenderedPage]]
 
 
 class _Channel:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ MOST_SHOWN = 20_000
 _MOST_TITLE = 150
 
 
-def environment() -> Environment:
+@cache
+def _environment() -> Environment:
+    """One for all dashboards of a process: a template takes much longer to compile than to render."""
     made = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
@@ -42,6 +45,7 @@ def environment() -> Environment:
         ago=ago,
         moment=moment,
         usd=usd,
+        usd_left=usd_left,
         duration=duration,
         short=short,
         pretty=pretty,
@@ -51,6 +55,7 @@ def environment() -> Environment:
         static=f"/static/{_static_version()}",
         state_symbols=Markup(state_symbols()),  # noqa: S704 - ours
     )
+    made.globals["ui"] = made.get_template("macros.html").module
     return made
 
 
@@ -101,6 +106,11 @@ def usd(amount: Decimal | float | None, none: str = "–") -> str:
     return text.dollars(Decimal(amount)) if amount else "$0.00"
 
 
+def usd_left(left: Decimal, budget: Decimal) -> str:
+    """What is left of a budget, or by how much it is exceeded."""
+    return f"over by {usd(-left)}, of {usd(budget)}" if left < 0 else f"{usd(left)} of {usd(budget)} left"
+
+
 def duration(seconds: float | None) -> str:
     return "–" if seconds is None else text.duration(seconds)
 
@@ -134,8 +144,7 @@ _PART = re.compile(r"<!--part (\w+)-->(.*?)<!--end of part-->", re.DOTALL)
 
 class Renderer:
     def __init__(self) -> None:
-        self._environment = environment()
-        self._environment.globals["ui"] = self._environment.get_template("macros.html").module
+        self._environment = _environment()
 
     def page(self, template: str, context: Mapping[str, Any]) -> str:
         return self._environment.get_template(template).render(context)

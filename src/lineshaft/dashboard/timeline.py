@@ -56,7 +56,7 @@ class Span(Struct, frozen=True):
         return max((self.end - self.begin).total_seconds(), 0.0)
 
 
-class Bar(Struct, frozen=True):
+class TimelineBar(Struct, frozen=True):
     span: Span
     x: str
     width: str
@@ -64,9 +64,9 @@ class Bar(Struct, frozen=True):
     collapsed: bool
 
 
-class Lane(Struct, frozen=True):
+class TimelineLane(Struct, frozen=True):
     span: Span
-    bars: list[Bar]
+    bars: list[TimelineBar]
     #: From the top, in pixels.
     y: int
 
@@ -83,7 +83,7 @@ class Tick(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True):
-    lanes: list[Lane]
+    lanes: list[TimelineLane]
     ticks: list[Tick]
     height: int
     #: The same as a table.
@@ -133,10 +133,10 @@ class _Axis:
                 return begin + (end - begin) * max(share, 0.0)
         return self._places[-1][1]
 
-    def bar(self, span: Span, *, collapsed: bool = False) -> Bar:
+    def bar(self, span: Span, *, collapsed: bool = False) -> TimelineBar:
         x, end = self.place(span.begin), self.place(span.end)
         width = max(end - x, _NARROWEST)
-        return Bar(span, _percent(min(x, 100 - width)), _percent(width), collapsed)
+        return TimelineBar(span, _percent(min(x, 100 - width)), _percent(width), collapsed)
 
 
 def timeline(
@@ -197,7 +197,9 @@ def _drawn(
     axis = _Axis(pieces, collapse=collapse)
     short = {id(pieces[number]) for number in axis.collapsed}
     drawn = [
-        Lane(span, [axis.bar(part, collapsed=id(part) in short) for part in parts], _TOP + number * _LANE)
+        TimelineLane(
+            span, [axis.bar(part, collapsed=id(part) in short) for part in parts], _TOP + number * _LANE
+        )
         for number, (span, parts) in enumerate(lanes)
     ]
     first = pieces[0].begin

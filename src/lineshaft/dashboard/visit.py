@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -10,9 +11,9 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from lineshaft.dashboard.shared_reads import SharedReads
+from lineshaft.engine.caller import Caller
 from lineshaft.engine.engine import Engine
-from lineshaft.errors import InvalidInputError
-from lineshaft.server.framework.auth import Principal
+from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.server.service import Service
 from lineshaft.types import Scope
 
@@ -61,7 +62,7 @@ class Visit(Struct, frozen=True):
     """One request for a page or an action."""
 
     service: Service
-    principal: Principal
+    caller: Caller
     #: Path with its query, as in the address bar.
     url: str
     path: Mapping[str, str]
@@ -80,10 +81,10 @@ class Visit(Struct, frozen=True):
 
     @property
     def actor(self) -> str:
-        return self.name or self.principal.name
+        return self.name or self.caller.name
 
     def may(self, scope: str) -> bool:
-        return self.principal.may(Scope(scope))
+        return self.caller.may(Scope(scope))
 
 
 class View(Struct, frozen=True):
@@ -133,6 +134,18 @@ def _never(_form: Values) -> bool:
     return False
 
 
+def _refusable(action: ActionFunction, page: PageFunction) -> ActionFunction:
+    @wraps(action)
+    async def act(visit: Visit) -> Done | View | Response:
+        try:
+            return await action(visit)
+        except LineshaftError as error:
+            view = await page(visit)
+            return view.refused(error) if isinstance(view, View) else view
+
+    return act
+
+
 class Route(Struct, Generic[Function], frozen=True):
     path: str
     scope: Scope
@@ -156,16 +169,23 @@ class Pages:
         return register
 
     def action(
-        self, path: str, scope: Scope = Scope.OPERATE, *, changes: Callable[[Values], bool] | bool = True
+        self,
+        path: str,
+        scope: Scope = Scope.OPERATE,
+        *,
+        changes: Callable[[Values], bool] | bool = True,
+        refused: PageFunction | None = None,
     ) -> Callable[[ActionFunction], ActionFunction]:
         """A POST. The form's CSRF token and the caller's scope and name are checked before it is called.
 
         `changes`: whether a form changes something. One that only looks at what was entered needs no name.
+        `refused`: the page that shows why, if the action raises an error of ours.
         """
         asked = changes if callable(changes) else _always if changes else _never
 
         def register(function: ActionFunction) -> ActionFunction:
-            self.actions.append(Route(path, scope, function, asked))
+            act = function if refused is None else _refusable(function, refused)
+            self.actions.append(Route(path, scope, act, asked))
             return function
 
         return register

@@ -6,11 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 from watchfiles import awatch
 
 from lineshaft.duties.loop import Counts
+from lineshaft.engine.sources.file_roots import SERVER, unread
 from lineshaft.engine.sources.file_sources import FileChange, FileSource, FileSources
 from lineshaft.sources.files import FolderError, FoundFile, allowed_root, digest, scan
 
@@ -25,13 +27,15 @@ class FileWatcher(Struct, frozen=True):
     #: Folders that may be watched.
     folders: Sequence[str]
     #: Under this name it remembers what it has seen.
-    watcher: str = "server"
+    watcher: str = SERVER
     interval_sec: float = 0.1
     interruptible: bool = True
     name: str = "file watcher"
     #: Size and time of files whose content is known, by source and path.
     _known: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
+    #: When the last look was recorded, and its faults.
+    _looked: dict[str, Any] = field(default_factory=dict)
 
     async def run_once(self) -> Counts:
         """Look through all folders, then wait for a change."""
@@ -44,18 +48,28 @@ class FileWatcher(Struct, frozen=True):
         counts: Counter[str] = Counter()
         roots: list[Path] = []
         settling: list[float] = []
+        faults: dict[str, str] = {}
         for source in await self.sources.all():
             try:
                 root = allowed_root(str(source.source.root), self.folders)
                 found = await asyncio.to_thread(lambda: list(scan(root, source.source.patterns or [])))  # noqa: B023
             except FolderError as error:
+                faults[source.name] = str(error)
                 self._refuse(source, str(error))
                 continue
             roots.append(root)
             waits = (source.source.debounce_ms or 0) / 1000
             if await self._compare(source, root, found, waits, counts):
                 settling.append(waits)
+        await self._report_look(faults)
         return counts, roots, min(settling, default=None)
+
+    async def _report_look(self, faults: dict[str, str]) -> None:
+        """Record, for those who wonder why a source doesn't fire; seldom, unless something has changed."""
+        now = time.monotonic()
+        if self._looked.get("faults") != faults or now - self._looked["at"] >= _LOOK_AGAIN_SEC:
+            self._looked.update(faults=faults, at=now)
+            await self.sources.roots.looked(self.watcher, self.folders, faults)
 
     async def _compare(
         self, source: FileSource, root: Path, found: list[FoundFile], waits: float, counts: Counter[str]
@@ -74,8 +88,10 @@ class FileWatcher(Struct, frozen=True):
             content = await asyncio.to_thread(digest, root, file.path)
             if content is None:
                 continue
-            if seen.get(file.path) != content:
-                change = "modified" if file.path in seen else "added"
+            known = seen.get(file.path)
+            if known != content:
+                # What no watcher has read yet is new, unless it has changed since the source was stored.
+                change = "added" if known in {None, unread(file)} else "modified"
                 await self._report(source, FileChange(file.path, change, content, file.size), counts)
             self._known[key] = about
         present = {file.path for file in found}

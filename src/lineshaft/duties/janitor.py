@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
-from lineshaft.engine.artifacts.artifacts import Artifacts
+from lineshaft.engine.artifacts.artifacts import ArtifactRegistry
 from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.sessions import Sessions
-from lineshaft.engine.sources.registry import Sources
+from lineshaft.engine.sources.registry import SourceRegistry
 
 _log = logging.getLogger("lineshaft.duties")
 
@@ -30,7 +30,7 @@ class Janitor(Struct, frozen=True):
     fleet: Fleet
     partitions: Partitions
     tally: Tally
-    sources: Sources
+    sources: SourceRegistry
     sessions: Sessions
     #: How long finished tasks are kept; None: forever.
     keep_tasks: timedelta | None = None
@@ -41,10 +41,11 @@ class Janitor(Struct, frozen=True):
     #: How long the history of sources is kept.
     keep_firings: timedelta = timedelta(days=30)
     #: None: this process takes no care of artifacts.
-    artifacts: Artifacts | None = None
+    artifacts: ArtifactRegistry | None = None
     #: How long an artifact is kept that no task refers to.
     keep_artifacts: timedelta = timedelta(days=30)
-    interval_sec: float = 3_600.0
+    #: Twice an hour, so that what killed uploads leave is gone within one.
+    interval_sec: float = 1_800.0
     batch: int = 1_000
     #: There may be years of history to count or to delete. Each part is a transaction; the next run
     #: continues.

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from lineshaft.errors import UnavailableError
@@ -10,6 +11,9 @@ from lineshaft.errors import UnavailableError
 Counts = Mapping[str, int]
 
 _log = logging.getLogger("lineshaft.duties")
+
+#: A duty that goes on failing is logged this often.
+_AGAIN_AFTER_SEC = 60.0
 
 
 class Duty(Protocol):
@@ -38,15 +42,49 @@ async def _once(duty: Duty, stop: asyncio.Event) -> Counts:
         await asyncio.gather(work, stopped, return_exceptions=True)
 
 
+class Trouble:
+    """Logs that a duty fails: at once, then at most once a minute, and when it works again.
+
+    Some duties run every second, and an outage or a read-only database may last for hours.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._since: float | None = None
+        self._logged_at = 0.0
+        self._failures = 0
+
+    def failed(self, error: Exception) -> None:
+        now = self._clock()
+        self._failures += 1
+        if self._since is None:
+            self._since = now
+        elif now - self._logged_at < _AGAIN_AFTER_SEC:
+            return
+        self._logged_at = now
+        again = f" ({self._failures} times in {now - self._since:.0f} s)" if self._failures > 1 else ""
+        if isinstance(error, UnavailableError):
+            _log.warning("%s can't work%s: %s", self._name, again, error)
+        else:
+            _log.error("%s failed%s; it tries again", self._name, again, exc_info=error)
+
+    def over(self) -> None:
+        """The duty has worked."""
+        if self._since is not None:
+            _log.info("%s works again, after %.0f s", self._name, self._clock() - self._since)
+            self._since, self._failures = None, 0
+
+
 async def run(duty: Duty, stop: asyncio.Event) -> None:
+    trouble = Trouble(duty.name)
     while not stop.is_set():
         try:
             counts = await _once(duty, stop)
-        except UnavailableError as error:
-            _log.warning("%s: %s", duty.name, error)
-        except Exception:  # noqa: BLE001 - logged with its traceback; a duty must keep running
-            _log.exception("%s failed; retrying in %s s", duty.name, duty.interval_sec)
+        except Exception as error:  # noqa: BLE001 - logged; a duty must keep running
+            trouble.failed(error)
         else:
+            trouble.over()
             done = {outcome: count for outcome, count in counts.items() if count}
             if done:
                 _log.info(

@@ -56,7 +56,7 @@ class OnDemand:
         await Promoter(self._engine.maintenance).run_once()
         tick_sec = await self._fire_schedules()
         self._validate()
-        openings = await self._engine.schedule.openings(self._checked_at)
+        openings = await self._engine.upcoming.openings(self._checked_at)
         self._checked_at = openings.now
         if openings.opened:
             # There is no event when a slowdown ends, a breaker is due for a probe, or a new day begins.

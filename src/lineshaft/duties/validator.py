@@ -17,10 +17,11 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from lineshaft.checks.verdict import NOTHING, NoVerdict, rejected
-from lineshaft.duties.loop import Counts
+from lineshaft.checks.verdict import NoVerdict, rejected
+from lineshaft.duties.loop import Counts, Trouble
 from lineshaft.engine.review.approvals import Approvals
-from lineshaft.engine.review.gates import GatedOutput, Gates
+from lineshaft.engine.review.gated_output import GatedOutput
+from lineshaft.engine.review.gates import Gates
 from lineshaft.errors import UnavailableError
 
 _log = logging.getLogger("lineshaft.duties")
@@ -47,6 +48,7 @@ class Validator(Struct, frozen=True):
 
     async def run_once(self) -> Counts:
         counts: Counter[str] = Counter()
+        trouble = Trouble(self.name)
         runs: _Runs = {}
         async with self._renewing(runs):
             while True:
@@ -57,7 +59,9 @@ class Validator(Struct, frozen=True):
                     if not runs:
                         raise
                     # Running checks may have cost money: they continue, and the database may return in time.
-                    _log.warning("%s: %s", self.name, error)
+                    trouble.failed(error)
+                else:
+                    trouble.over()
                 if not runs:
                     return counts
                 # At most one interval: a check may take hours, and new outputs arrive in the meantime.
@@ -82,7 +86,7 @@ class Validator(Struct, frozen=True):
                 else:
                     verdict = rejected(output.fault)
         except (NoVerdict, TimeoutError) as error:
-            cost = error.cost_usd if isinstance(error, NoVerdict) else NOTHING
+            cost = error.cost_usd if isinstance(error, NoVerdict) else None
             await self._postpone(output, str(error) or "timed out", cost_usd=cost)
             return "without a verdict"
         try:
@@ -120,6 +124,7 @@ class Validator(Struct, frozen=True):
                     await self.gates.renew(cancelled, lease_sec=0)
 
     async def _renew(self, runs: _Runs) -> None:
+        trouble = Trouble(f"{self.name}, which renews the leases of gates,")
         while True:
             await asyncio.sleep(self.lease_sec / 3)
             if not runs:
@@ -127,8 +132,9 @@ class Validator(Struct, frozen=True):
             try:
                 ours = await self.gates.renew(list(runs.values()), lease_sec=self.lease_sec)
             except UnavailableError as error:
-                _log.warning("Can't renew the leases of gates: %s", error)
+                trouble.failed(error)
                 continue
+            trouble.over()
             for task, output in runs.items():
                 if output.id not in ours:
                     # The task was cancelled, or another validator has it: the verdict would not count.

@@ -34,7 +34,7 @@ class _Switch(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SystemAccount:
     name: str
     uid: int
     gid: int
@@ -85,7 +85,7 @@ class Account:
         return f"/proc/self/fd/{handle}" if by_handle else str(data)
 
 
-def server_account(layout: Layout) -> Account:
+def server_account(layout: Layout) -> SystemAccount:
     """The owner of existing data, otherwise an existing account of the machine."""
     own = os.geteuid()
     owner = _owner_of(layout.data) if layout.data_major() is not None else None
@@ -96,9 +96,9 @@ def server_account(layout: Layout) -> Account:
                 f"{account_name(own)}. Run Lineshaft as that account, use another home (LINESHAFT_HOME), or "
                 "give a DSN."
             )
-        return Account(name=account_name(own), uid=own, gid=os.getegid(), switched=False)
+        return SystemAccount(name=account_name(own), uid=own, gid=os.getegid(), switched=False)
     if owner is not None and owner[0] != 0:
-        return Account(name=account_name(owner[0]), uid=owner[0], gid=owner[1], switched=True)
+        return SystemAccount(name=account_name(owner[0]), uid=owner[0], gid=owner[1], switched=True)
     if owner is not None:
         raise EmbeddedServerError(
             f"The data in {layout.data} belongs to root, but PostgreSQL doesn't run as root. Give it to an "
@@ -110,7 +110,7 @@ def server_account(layout: Layout) -> Account:
             found = pwd.getpwnam(name)
         except KeyError:
             continue
-        return Account(name=name, uid=found.pw_uid, gid=found.pw_gid, switched=True)
+        return SystemAccount(name=name, uid=found.pw_uid, gid=found.pw_gid, switched=True)
     raise EmbeddedServerError(
         f"PostgreSQL doesn't run as root, and none of the accounts {', '.join(PREFERRED_ACCOUNTS)} exists "
         "here. Run Lineshaft as an ordinary account, or give a DSN."

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lineshaft.embedded.account import Account, has_name
+from lineshaft.embedded.account import SystemAccount, has_name
 from lineshaft.embedded.binaries import Binaries
 from lineshaft.embedded.faults import remedy_for
 from lineshaft.embedded.layout import Layout, write_private
@@ -26,7 +26,7 @@ _ORPHAN_PATIENCE_S = 5.0
 _NEEDED_BYTES = 150 * 1024 * 1024
 
 
-def create_data(layout: Layout, binaries: Binaries, account: Account, *, sync: bool) -> None:
+def create_data(layout: Layout, binaries: Binaries, account: SystemAccount, *, sync: bool) -> None:
     """Create the data beside its place and move it there when it is complete; needs the start lock."""
     remove_drafts(layout)
     _check_place(layout)
@@ -75,7 +75,7 @@ def remove_drafts(layout: Layout) -> None:
         time.sleep(0.05)
 
 
-def replace_lost_password(layout: Layout, binaries: Binaries, account: Account) -> None:
+def replace_lost_password(layout: Layout, binaries: Binaries, account: SystemAccount) -> None:
     """Give the role a new password; the server must not be running."""
     password = secrets.token_hex(24)
     statement = f"ALTER ROLE {ROLE} PASSWORD '{password}';"
@@ -98,7 +98,7 @@ def _check_place(layout: Layout) -> None:
         )
 
 
-def _run_initdb(data: Path, binaries: Binaries, account: Account, *, sync: bool) -> None:
+def _run_initdb(data: Path, binaries: Binaries, account: SystemAccount, *, sync: bool) -> None:
     with _opened(data) as handle:
         place = account.data_argument(data, handle)
         command = [
@@ -124,7 +124,7 @@ def _run_initdb(data: Path, binaries: Binaries, account: Account, *, sync: bool)
 def _run_single_user(
     data: Path,
     binaries: Binaries,
-    account: Account,
+    account: SystemAccount,
     statement: str,
     *,
     database: str,

@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from lineshaft.embedded import locks
-from lineshaft.embedded.account import Account
+from lineshaft.embedded.account import SystemAccount
 from lineshaft.embedded.binaries import WHEEL_PACKAGE, Binaries
 from lineshaft.errors import EmbeddedServerError
 
 COPY_PATIENCE_S = 120.0
 
 
-def reachable_copy(binaries: Binaries, account: Account) -> Binaries:
+def reachable_copy(binaries: Binaries, account: SystemAccount) -> Binaries:
     faults = []
     for place in _places():
         try:

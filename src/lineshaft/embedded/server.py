@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from lineshaft.embedded import address, cluster, copies, locks, processes
-from lineshaft.embedded.account import Account, server_account, server_environment
+from lineshaft.embedded.account import SystemAccount, server_account, server_environment
 from lineshaft.embedded.binaries import Binaries, find_binaries, fitting, read_record, write_record
 from lineshaft.embedded.faults import explained, log_tail, start_failure
 from lineshaft.embedded.layout import Layout
@@ -39,6 +39,8 @@ _DEFAULT_OPTIONS = {
     # Containers often have a /dev/shm of 64 MB, and systemd empties it when its owner logs out.
     "dynamic_shared_memory_type": "mmap",
     "unix_socket_permissions": "0700",
+    # A queue's tables turn over within seconds: with the default of a minute they grow to hundreds of MB.
+    "autovacuum_naptime": "5s",
 }
 if sys.platform == "linux":
     # A query whose client was killed ends and releases its locks, even while it only computes.
@@ -120,7 +122,7 @@ class EmbeddedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningServer:
     pid: int
     binaries: Binaries
     log_from: int
@@ -158,7 +160,7 @@ class _Starter:
             raise
         return running.binaries, address.dsn(layout, directory, port), share
 
-    def _join(self, link: Path | None) -> _Running | None:
+    def _join(self, link: Path | None) -> _RunningServer | None:
         """The running server, with a new watcher if it has lost its own; None: neither is running."""
         started = time.monotonic()
         while True:
@@ -169,7 +171,7 @@ class _Starter:
                     self._run_watcher(link, adopt=postmaster.pid)
                 self._check_passfile()
                 size = self.layout.log.stat().st_size if self.layout.log.exists() else 0
-                return _Running(postmaster.pid, self._recorded_binaries(), size)
+                return _RunningServer(postmaster.pid, self._recorded_binaries(), size)
             if postmaster is None and not watched:
                 return None
             # A server may take long to stop; a watcher without a server ends immediately.
@@ -183,7 +185,7 @@ class _Starter:
             "time can use a home: use another home (LINESHAFT_HOME), or give a DSN."
         )
 
-    def _launch(self, link: Path | None) -> _Running:
+    def _launch(self, link: Path | None) -> _RunningServer:
         layout = self.layout
         major = layout.data_major()
         account = server_account(layout)
@@ -203,18 +205,18 @@ class _Starter:
             log_from = layout.log.stat().st_size if layout.log.exists() else 0
             pid = self._run_watcher(link, command=self._command(binaries, account), account=account)
             if _wait_until_owned(layout, pid):
-                return _Running(pid, binaries, log_from)
+                return _RunningServer(pid, binaries, log_from)
             in_use = "shared memory block" in log_tail(layout.log, log_from)
             if not in_use or time.monotonic() > deadline:
                 raise start_failure(layout, binaries, log_from)
             _wait_while(lambda: locks.is_held(layout.watcher_lock), WATCHER_TIMEOUT_S)
 
-    def _choose(self, account: Account, data_major: int | None) -> Binaries:
+    def _choose(self, account: SystemAccount, data_major: int | None) -> Binaries:
         candidates = find_binaries() if self.requested is None else [self.requested]
         fit = fitting(candidates, self.layout.data, data_major)
         return choose_for_account(fit, account)
 
-    def _command(self, binaries: Binaries, account: Account) -> list[str]:
+    def _command(self, binaries: Binaries, account: SystemAccount) -> list[str]:
         settings = (
             _DEFAULT_OPTIONS
             | self.options
@@ -232,7 +234,7 @@ class _Starter:
         *,
         adopt: int | None = None,
         command: list[str] | None = None,
-        account: Account | None = None,
+        account: SystemAccount | None = None,
     ) -> int:
         order = {
             "adopt": adopt,
@@ -284,7 +286,7 @@ class _Starter:
         )
 
 
-def choose_for_account(fit: list[Binaries], account: Account) -> Binaries:
+def choose_for_account(fit: list[Binaries], account: SystemAccount) -> Binaries:
     """The first binaries that the account can run, otherwise a copy of the wheel's."""
     if not account.switched:
         return fit[0]
@@ -332,7 +334,7 @@ def _wait_until_owned(layout: Layout, pid: int) -> bool:
     return False
 
 
-def _wait_until_ready(layout: Layout, running: _Running) -> int:
+def _wait_until_ready(layout: Layout, running: _RunningServer) -> int:
     """Wait until the server is ready; returns its port. A recovery may take any time."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while processes.is_running(running.pid):

@@ -65,7 +65,7 @@ def start_time_of(pid: int) -> str | None:
     return None if state in b"ZX" else started.decode()
 
 
-class Postmaster:
+class WatchedPostmaster:
     def __init__(self, pid: int, *, is_child: bool) -> None:
         self.pid = pid
         self._is_child = is_child
@@ -115,9 +115,9 @@ def main() -> None:
         return
     _note_own_pid(own_lock)
     if order["adopt"] is None:
-        postmaster = Postmaster(_launch(order), is_child=True)
+        postmaster = WatchedPostmaster(_launch(order), is_child=True)
     else:
-        postmaster = Postmaster(order["adopt"], is_child=False)
+        postmaster = WatchedPostmaster(order["adopt"], is_child=False)
     _report({"postmaster": postmaster.pid})
     _watch(home, postmaster, stop_requested)
     if order["link"] is not None:
@@ -192,7 +192,7 @@ def _make_socket_directory() -> None:
         os.close(directory)
 
 
-def _watch(home: str, postmaster: Postmaster, stop_requested: list[int]) -> None:
+def _watch(home: str, postmaster: WatchedPostmaster, stop_requested: list[int]) -> None:
     users = _lock_file(home, "users.lock")
     start = _lock_file(home, "start.lock")
     log_due = time.monotonic()

@@ -13,24 +13,27 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.engine.feed.actor import act_json, with_actor
+from lineshaft.engine.guards.task_types import TaskTypes
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
-from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.read.unknown_instance import unknown_instance
+from lineshaft.engine.transition.fail import Failures
 from lineshaft.errors import (
     AlreadyExistsError,
     InvalidInputError,
     InvalidTransitionError,
-    LineshaftError,
     NotFoundError,
-    SupersededError,
 )
 from lineshaft.ids import new_id
 from lineshaft.model.budget import money
+from lineshaft.model.fields import check_fields
 from lineshaft.model.instance_names import short_names
 from lineshaft.model.storable import is_storable
+from lineshaft.model.type_defaults import TypeDefaults, checked
 from lineshaft.types import AgentInfo, InstanceInfo, NewAgent, Page, RegisteredAgent
 from lineshaft.types.agents import MAX_GONE, MAX_INSTANCE, MAX_VERSION
+from lineshaft.types.features import FEATURES
 from lineshaft.types.page import check_limit
 
 _SQL = catalog.load(__name__)
@@ -111,9 +114,10 @@ class _HeldRow(NamedTuple):
 
 
 class Fleet:
-    def __init__(self, database: Database, fail: Fail) -> None:
+    def __init__(self, database: Database, fail: Failures, types: TaskTypes) -> None:
         self._database = database
         self._fail = fail
+        self._types = types
 
     # Registration.
 
@@ -127,6 +131,7 @@ class Fleet:
         and nothing changes.
         """
         _check(agent)
+        task_defaults = _checked_defaults(agent)
         agent_id = agent.id or new_id("agent")
         declared = None if agent.budget_usd is None else money(agent.budget_usd, "budget_usd")
         values = {
@@ -148,11 +153,13 @@ class Fleet:
             "heartbeat_interval": agent.heartbeat_interval_sec,
             "key": key,
         }
+        changed_types: list[str] = []
 
         async def work(connection: Connection) -> _Registered:
             existing = None if key is None else await self._registered_with(connection, key, agent.id)
             if existing is not None:
                 return existing
+            changed_types[:] = await self._types.declare(connection, agent_id, agent.version, task_defaults)
             # Mostly here, where the rows of tasks are locked before those of agents, as everywhere.
             await self._end_claims(connection, agent_id, await self._superseded(connection, values))
             (role,) = await fetch_rows(connection, _Role, _SQL["register_agent"], values)
@@ -163,9 +170,12 @@ class Fleet:
             await self._log(connection, "agent.registered", agent_id, data)
             return _Registered(agent_id, role.incarnation)
 
-        found = await self._read_registered(await self._database.run(work))
-        fields = {name: getattr(found, name) for name in found.__struct_fields__}
-        return RegisteredAgent(**fields, warnings=_budget_warnings(found, declared, budget_usd))
+        registered = await self._database.run(work)
+        await self._types.apply(changed_types)
+        info = await self._read_registered(registered)
+        fields = {name: getattr(info, name) for name in info.__struct_fields__}
+        warnings = _budget_warnings(info, declared, budget_usd) + await self._types.warnings(task_defaults)
+        return RegisteredAgent(**fields, warnings=warnings, features=sorted(FEATURES))
 
     async def _read_registered(self, registered: _Registered) -> AgentInfo:
         """The agent with only this instance, so that a thousandth replica starts as fast as the first."""
@@ -180,26 +190,29 @@ class Fleet:
         }
         async with self._database.connection() as connection:
             agents = await fetch_rows(connection, _AgentRow, _SQL["read_agents"], asked)
-            own = await fetch_rows(connection, _InstanceRow, _SQL["read_instances"], asked)
-            if not agents or not own:
+            instances = await fetch_rows(connection, _InstanceRow, _SQL["read_instances"], asked)
+            if not agents or not instances:
                 # Another process has registered the same name since.
                 raise await unknown_instance(connection, agent_id, incarnation)
             groups = await fetch_rows(connection, _Replicas, _SQL["read_replicas"], asked)
-            held = await fetch_column(connection, _SQL["held_by"], asked) if own[0].current_tasks else []
-        found = _agent(agents[0], groups, [_instance(agents[0], own[0], held)])
-        return msgspec.structs.replace(found, incarnation=incarnation)
+            held = (
+                await fetch_column(connection, _SQL["held_by"], asked) if instances[0].current_tasks else []
+            )
+        info = _agent(agents[0], groups, [_instance(agents[0], instances[0], held)])
+        return msgspec.structs.replace(info, incarnation=incarnation)
 
     async def _registered_with(
-        self, connection: Connection, key: str, wanted: str | None
+        self, connection: Connection, key: str, agent_id: str | None
     ) -> _Registered | None:
         await connection.execute(_SQL["lock_registration_key"], {"key": key})
-        for known in await fetch_rows(connection, _Registered, _SQL["registered_with"], {"key": key}):
-            if wanted not in {None, known.agent_id}:
+        for registered in await fetch_rows(connection, _Registered, _SQL["registered_with"], {"key": key}):
+            if agent_id not in {None, registered.agent_id}:
                 raise AlreadyExistsError(
-                    f"Asked to register agent {wanted!r} with the idempotency key {key!r}, but agent "
-                    f"{known.agent_id!r} was registered with it. Use a separate key for each registration."
+                    f"Asked to register agent {agent_id!r} with the idempotency key {key!r}, but agent "
+                    f"{registered.agent_id!r} was registered with it. Use a separate key for each "
+                    "registration."
                 )
-            return known
+            return registered
         return None
 
     async def _superseded(self, connection: Connection, values: dict[str, Any]) -> list[_Superseded]:
@@ -209,9 +222,9 @@ class Fleet:
         self, connection: Connection, agent_id: str, instances: Sequence[_Superseded]
     ) -> None:
         """What these instances hold fails as `agent_restarted`."""
-        if not any(each.held for each in instances):
+        if not any(instance.held for instance in instances):
             return
-        incarnations = [each.incarnation for each in instances]
+        incarnations = [instance.incarnation for instance in instances]
         asked = {"agent_id": agent_id, "incarnations": incarnations}
         held = await fetch_column(connection, _SQL["held_by"], asked)
         await self._fail.fail_held(connection, agent_id, incarnations, held)
@@ -220,7 +233,7 @@ class Fleet:
         """Instances whose processes are gone, or must end."""
         if not instances:
             return
-        asked = {"agent_id": agent_id, "incarnations": [each.incarnation for each in instances]}
+        asked = {"agent_id": agent_id, "incarnations": [instance.incarnation for instance in instances]}
         rows = await fetch_rows(connection, _Superseded, _SQL["lock_instances"], asked)
         # Claims that they made just before. The failed attempts have the names of the instances.
         await self._end_claims(connection, agent_id, rows)
@@ -252,10 +265,10 @@ class Fleet:
     # Reads.
 
     async def read(self, agent_id: str) -> AgentInfo:
-        found = await self.read_all([agent_id])
-        if not found:
+        agents = await self.read_all([agent_id])
+        if not agents:
             raise NotFoundError(f"There is no agent {agent_id!r}.")
-        return found[0]
+        return agents[0]
 
     async def read_all(
         self, agent_ids: list[str] | None = None, *, seen_within_sec: float | None = None
@@ -270,17 +283,19 @@ class Fleet:
         by_agent: dict[str, list[_InstanceRow]] = {}
         for instance in instances:
             by_agent.setdefault(instance.agent_id, []).append(instance)
-        found = []
+        infos = []
         for row in agents:
-            own = by_agent.get(row.id, [])
-            shown = [_instance(row, each, tasks.get((row.id, each.incarnation), [])) for each in own]
-            found.append(_agent(row, own, shown))
+            replicas = by_agent.get(row.id, [])
+            shown = [
+                _instance(row, replica, tasks.get((row.id, replica.incarnation), [])) for replica in replicas
+            ]
+            infos.append(_agent(row, replicas, shown))
         if seen_within_sec is None:
-            return found
+            return infos
         now = self._database.now["now"] or datetime.now(UTC)
         return [
             agent
-            for agent in found
+            for agent in infos
             if agent.last_heartbeat is not None
             and (agent.status != "offline" or (now - agent.last_heartbeat).total_seconds() < seen_within_sec)
         ]
@@ -288,16 +303,16 @@ class Fleet:
     async def utilization(self) -> dict[str, float]:
         """The share of time in which the instances of each agent held at least one task, 0 to 1."""
         async with self._database.connection() as connection:
-            found = await fetch_rows(connection, _Use, _SQL["utilization"], self._database.now)
-        return {use.agent_id: use.share for use in found}
+            uses = await fetch_rows(connection, _Use, _SQL["utilization"], self._database.now)
+        return {use.agent_id: use.share for use in uses}
 
     async def page(self, *, status: Sequence[str], limit: int, cursor: str | None) -> Page[AgentInfo]:
         """By id."""
         check_limit(limit)
-        found = [agent for agent in await self.read_all() if not status or agent.status in status]
-        start = 0 if cursor is None else sum(agent.id <= cursor for agent in found)
-        items = found[start : start + limit]
-        return Page(items, items[-1].id if len(found) > start + limit else None)
+        agents = [agent for agent in await self.read_all() if not status or agent.status in status]
+        start = 0 if cursor is None else sum(agent.id <= cursor for agent in agents)
+        items = agents[start : start + limit]
+        return Page(items, items[-1].id if len(agents) > start + limit else None)
 
     # Changes by hand.
 
@@ -369,6 +384,7 @@ class Fleet:
             await self._log(connection, "agent.changed", agent_id, act)
 
         await self._database.run(work)
+        await self._types.forget_ended()
 
     # Duties.
 
@@ -395,7 +411,9 @@ class Fleet:
                 await connection.execute(_SQL["forget_counters"], {"ids": unused})
             return max(instances.rowcount, len(unused))
 
-        return await self._database.run(work)
+        forgotten = await self._database.run(work)
+        await self._types.forget_ended()
+        return forgotten
 
     # Presence.
 
@@ -403,10 +421,10 @@ class Fleet:
         """Record that an instance is alive, because it asks for work; also returns what it may claim."""
         asked = {**self._database.now, "agent_id": agent_id, "incarnation": incarnation}
         async with self._database.connection() as connection:
-            found = await fetch_row(connection, Present, _SQL["present"], asked)
-            if found is None:
+            present = await fetch_row(connection, Present, _SQL["present"], asked)
+            if present is None:
                 raise await unknown_instance(connection, agent_id, incarnation)
-        return found
+        return present
 
     async def drain(self, agent_id: str, incarnation: int) -> None:
         """An instance that is about to stop: it claims nothing more."""
@@ -434,29 +452,29 @@ def _agent(
     row: _AgentRow, rows: Sequence[_InstanceRow | _Replicas], instances: list[InstanceInfo]
 ) -> AgentInfo:
     """`rows`: all its instances, the newest first, each or in groups; `instances`: those to show."""
-    live = [each for each in rows if each.status != "offline"]
+    live = [replica for replica in rows if replica.status != "offline"]
     shown = live or rows[:1]
     types = None
-    if shown and all(each.types is not None for each in shown):
-        types = _union(each.types or () for each in shown)
+    if shown and all(replica.types is not None for replica in shown):
+        types = _union(replica.types or () for replica in shown)
     newest = instances[0] if instances else None
     remaining = None if row.budget_usd is None else row.budget_usd - row.spent_usd - row.reserved_usd
     defaults = NewAgent()
     return AgentInfo(
         id=row.id,
         type=row.type,
-        capabilities=_union(each.capabilities for each in shown),
+        capabilities=_union(replica.capabilities for replica in shown),
         types=types,
-        models_available=_union(each.models_available for each in shown),
+        models_available=_union(replica.models_available for replica in shown),
         version=None if newest is None else newest.version,
-        max_concurrent_tasks=sum(each.max_concurrent_tasks for each in shown),
-        current_tasks=sum(each.current_tasks for each in rows),
+        max_concurrent_tasks=sum(replica.max_concurrent_tasks for replica in shown),
+        current_tasks=sum(replica.current_tasks for replica in rows),
         budget_usd=row.budget_usd,
         budget_remaining_usd=remaining,
         spent_usd=row.spent_usd,
         reserved_usd=row.reserved_usd,
-        status=row.set_status or _status([each.status for each in rows]),
-        last_heartbeat=max((each.last_heartbeat for each in rows), default=None),
+        status=row.set_status or _status([replica.status for replica in rows]),
+        last_heartbeat=max((replica.last_heartbeat for replica in rows), default=None),
         poll_interval_sec=(newest or defaults).poll_interval_sec,
         claim_ttl_sec=(newest or defaults).claim_ttl_sec,
         heartbeat_interval_sec=(newest or defaults).heartbeat_interval_sec,
@@ -467,12 +485,12 @@ def _agent(
 
 
 def _status(statuses: Sequence[str]) -> str:
-    """Of an agent, from its instances: the best of them."""
+    """The status of an agent: the best of those of its instances."""
     return next((status for status in ("active", "draining") if status in statuses), "offline")
 
 
 def _union(lists: Iterable[Sequence[str]]) -> list[str]:
-    return list(dict.fromkeys(item for each in lists for item in each))
+    return list(dict.fromkeys(item for items in lists for item in items))
 
 
 def _instance(agent: _AgentRow, row: _InstanceRow, task_ids: list[str]) -> InstanceInfo:
@@ -484,29 +502,19 @@ def _instance(agent: _AgentRow, row: _InstanceRow, task_ids: list[str]) -> Insta
 
 def _budget_warnings(agent: AgentInfo, declared: Decimal | None, granted: Decimal | None) -> list[str]:
     if declared not in {None, agent.budget_usd}:
-        given = f"budget_usd={_usd(declared)}"
+        ignored = f"budget_usd={_usd(declared)}"
     elif granted not in {None, agent.budget_usd}:
-        given = f"The budget of the token, {_usd(granted)} USD,"
+        ignored = f"The budget of the token, {_usd(granted)} USD,"
     else:
         return []
     remedy = f"To change it: lineshaft agents change {agent.id} --budget USD"
-    return [f"{given} is ignored: agent {agent.id!r} has a budget of {_usd(agent.budget_usd)} USD. {remedy}"]
+    return [
+        f"{ignored} is ignored: agent {agent.id!r} has a budget of {_usd(agent.budget_usd)} USD. {remedy}"
+    ]
 
 
 def _usd(amount: Decimal | None) -> str:
     return "unlimited" if amount is None else f"{amount.normalize():f}"
-
-
-async def unknown_instance(connection: Connection, agent_id: str, incarnation: int) -> LineshaftError:
-    """Why there is no instance with this incarnation."""
-    found = await fetch_column(connection, _SQL["current_incarnation"], {"agent_id": agent_id})
-    if not found:
-        return NotFoundError(f"There is no agent {agent_id!r}. Register it first.")
-    return SupersededError(
-        f"Incarnation {incarnation} of agent {agent_id!r} has ended: its instance was registered again, was "
-        f"reported as dead, or was silent for a day; the newest incarnation is {found[0]}. This process must "
-        "stop; if it is the right one, register it again."
-    )
 
 
 def _check(agent: NewAgent) -> None:
@@ -530,6 +538,18 @@ def _check(agent: NewAgent) -> None:
     if agent.budget_usd is not None and agent.id is None:
         faults.append(("budget_usd", "needs an id: without one the money would be new with every start"))
     _refuse(faults)
+
+
+def _checked_defaults(agent: NewAgent) -> dict[str, TypeDefaults]:
+    """What the agent declares about its types, as it is stored."""
+    foreign = [] if agent.types is None else sorted(agent.task_defaults.keys() - set(agent.types))
+    _refuse([(f"task_defaults.{type_}", "is not among the types that the agent serves") for type_ in foreign])
+    for type_ in agent.task_defaults:
+        check_fields(type=type_)
+    return {
+        type_: checked(defaults, f"task_defaults.{type_}")
+        for type_, defaults in sorted(agent.task_defaults.items())
+    }
 
 
 def _slot_faults(slots: int) -> list[tuple[str, str]]:

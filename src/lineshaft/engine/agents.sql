@@ -70,9 +70,6 @@ VALUES (
 -- name: find_instance
 SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer
 
--- name: current_incarnation
-SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text
-
 -- name: held_by
 -- All tasks that instances of an agent hold, through the index of leases: few, and rarely needed.
 SELECT id FROM lineshaft.task_live

@@ -1,6 +1,6 @@
 """The engine: all operations of the queue, on one database."""
 
-import logging
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -8,11 +8,12 @@ from lineshaft.artifacts.store import Store
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
 from lineshaft.engine.agents import Fleet
-from lineshaft.engine.artifacts.artifacts import DEFAULT_MAX_BYTES, Artifacts
+from lineshaft.engine.artifacts.artifacts import DEFAULT_MAX_BYTES, ArtifactRegistry
 from lineshaft.engine.claim.claim_tokens import ClaimKey
 from lineshaft.engine.claim.claims import Claims
-from lineshaft.engine.claim.schedule import Schedule
 from lineshaft.engine.claim.undelivered import UndeliveredClaims
+from lineshaft.engine.claim.upcoming import Upcoming
+from lineshaft.engine.feed.events import Events
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.guards.limits import InstallationLimits
@@ -20,41 +21,42 @@ from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.pauses import Pauses
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
+from lineshaft.engine.guards.task_types import TaskTypes
+from lineshaft.engine.guards.type_limits import LimitsOfTypes
 from lineshaft.engine.maintenance import Maintenance
-from lineshaft.engine.operations import Operations
 from lineshaft.engine.postgres.database import FAIL_WITHIN_SEC, Database
 from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.review.approvals import Approvals
 from lineshaft.engine.review.dead_letters import DeadLetters
 from lineshaft.engine.review.gates import Gates
 from lineshaft.engine.review.reports import Reports
-from lineshaft.engine.review.reviews import Reviews
 from lineshaft.engine.sessions import Sessions
 from lineshaft.engine.sources.event_sources import EventSources
 from lineshaft.engine.sources.file_sources import FileSources
 from lineshaft.engine.sources.firing import Firings
 from lineshaft.engine.sources.observers import Observers
-from lineshaft.engine.sources.registry import Sources
+from lineshaft.engine.sources.registry import SourceRegistry
 from lineshaft.engine.sources.schedules import Schedules
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.tokens import Tokens
-from lineshaft.engine.transition.cancel import Cancel
-from lineshaft.engine.transition.change import Change
-from lineshaft.engine.transition.complete import Acceptance, Complete
-from lineshaft.engine.transition.dependencies import Dependencies
-from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.cancel import Cancellations
+from lineshaft.engine.transition.complete import Acceptance, Completions
+from lineshaft.engine.transition.correct import Corrections
+from lineshaft.engine.transition.dependencies import TaskDependencies
+from lineshaft.engine.transition.edit import Edit
+from lineshaft.engine.transition.fail import Failures
 from lineshaft.engine.transition.matching import Matching
-from lineshaft.engine.transition.release import Release
+from lineshaft.engine.transition.release import Releases
+from lineshaft.engine.transition.rerun import Rerun
+from lineshaft.engine.transition.reviews import Reviews
 from lineshaft.engine.transition.revive import Revive
 from lineshaft.engine.transition.spawn import Spawn
-from lineshaft.engine.transition.start import Start
+from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.work import Work
 from lineshaft.model.tasks import TaskRules
-
-_log = logging.getLogger("lineshaft.engine")
 
 
 class Engine:
@@ -70,12 +72,16 @@ class Engine:
         fail_within_sec: float = FAIL_WITHIN_SEC,
         rules: Rules | None = None,
         checks: Checks | None = None,
-        by_server: bool = False,
+        server: str | None = None,
+        source_folders: Sequence[str] | None = None,
         store: Store | None = None,
         max_artifact_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """`store` has the artifacts. `by_server`: limits in `rules` replace the installation's, each once."""
-        self._by_server = by_server
+        """`store` has the artifacts. `server`: its name; only a server's settings replace limits.
+
+        `source_folders`: those that servers watch; None: this process doesn't know them.
+        """
+        self._server = server
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
@@ -88,15 +94,18 @@ class Engine:
             prepare=prepare,
             fail_within_sec=fail_within_sec,
         )
-        self.artifacts = Artifacts(self.database, store, max_bytes=max_artifact_bytes)
+        self.artifacts = ArtifactRegistry(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
         transitions = Transitions(self.database)
         reviews = Reviews(self.database)
-        dependencies = Dependencies(transitions)
+        self.dependencies = TaskDependencies(transitions)
         steps = Steps(transitions)
-        release = Release(transitions)
-        cancel = Cancel(transitions, dependencies, reviews)
-        revive = Revive(transitions, lanes, dependencies, reviews)
+        release = Releases(transitions, lanes)
+        self.cancel = Cancellations(transitions, self.dependencies, reviews)
+        self.revive = Revive(transitions, lanes, self.dependencies, reviews)
+        self.rerun = Rerun(transitions, self.revive, self.cancel, self.dependencies)
+        self.edit = Edit(transitions, lanes)
+        self.corrections = Corrections(transitions)
 
         # Guards.
         self.slowdowns = Slowdowns(self.database)
@@ -104,14 +113,15 @@ class Engine:
         self.breakers = Breakers(self.database)
         self.limits = InstallationLimits(self.database)
         self.budgets = Budgets(self.database, transitions.locks, self.limits)
-        pauses = Pauses(self.database)
+        self.pauses = Pauses(self.database)
 
         # Reads.
         self.read = Queries(self.database)
-        self.schedule = Schedule(self.database)
+        self.events = Events(self.database)
+        self.upcoming = Upcoming(self.database)
 
         # Work.
-        fail = Fail(
+        fail = Failures(
             transitions,
             lanes,
             self.breakers,
@@ -120,52 +130,50 @@ class Engine:
         )
         acceptance = Acceptance(transitions, fail, self.breakers)
         self.gates = Gates(transitions, acceptance, self.checks, self.artifacts)
-        self.submission = Submission(
-            self.database,
-            lanes,
-            rules=TaskRules(
-                self.checks.faults,
-                self.rules.max_duration_sec,
-                self.rules.max_dag_tasks,
-                self.rules.max_spawn_depth,
-                self.rules.max_spawned_tasks,
-            ),
+        task_rules = TaskRules(
+            gate_faults=self.checks.faults,
+            max_duration_sec=self.rules.max_duration_sec,
+            max_dag_tasks=self.rules.max_dag_tasks,
+            max_spawn_depth=self.rules.max_spawn_depth,
+            max_spawned_tasks=self.rules.max_spawned_tasks,
         )
-        self.maintenance = Maintenance(transitions, fail, cancel, self.breakers, self.budgets)
+        self.submission = Submission(self.database, lanes, rules=task_rules)
+        self.task_types = TaskTypes(self.database, LimitsOfTypes(self.database, lanes, task_rules))
+        self.maintenance = Maintenance(transitions, fail, self.cancel, self.breakers, self.budgets)
         self.undelivered = UndeliveredClaims(self.database, release.release)
         self.claims = Claims(
             self.database,
             self.maintenance,
             self.read.why_not,
-            self.breakers,
-            self.undelivered,
+            breakers=self.breakers,
+            undelivered=self.undelivered,
+            types=self.task_types,
         )
         self.work = Work(
             self.database,
-            start=Start(transitions),
+            start=Starts(transitions),
             steps=steps,
-            spawn=Spawn(transitions, steps, dependencies, self.submission),
-            complete=Complete(transitions, acceptance, fail, self.gates),
+            spawn=Spawn(transitions, lanes, steps, self.dependencies, self.submission),
+            complete=Completions(transitions, acceptance, fail, self.gates),
             fail=fail,
             release=release,
-            cancel=cancel,
+            cancel=self.cancel,
             claims=self.claims,
         )
         self.claim_key = ClaimKey(self.database)
-        self.fleet = Fleet(self.database, fail)
+        self.fleet = Fleet(self.database, fail, self.task_types)
 
         # People.
-        self.matching = Matching(self.read, cancel, revive)
-        self.operations = Operations(cancel, revive, Change(transitions, lanes), dependencies, pauses)
-        self.dead_letters = DeadLetters(self.database, reviews, cancel, revive, dependencies)
+        self.matching = Matching(self.read, self.cancel, self.revive)
+        self.dead_letters = DeadLetters(self.database, reviews, self.cancel, self.revive, self.dependencies)
         self.approvals = Approvals(transitions, self.gates, self.read)
         self.reports = Reports(self.database)
         self.tokens = Tokens(self.database)
         self.sessions = Sessions(self.database)
 
         # Sources.
-        self.sources = Sources(self.database)
-        self.firings = Firings(self.database, self.submission, self.operations)
+        self.sources = SourceRegistry(self.database, folders=source_folders, by_server=server is not None)
+        self.firings = Firings(self.database, self.submission, self.cancel)
         self.schedules = Schedules(self.database, self.firings)
         self.file_sources = FileSources(self.database, self.firings)
         self.observers = Observers(self.database, self.firings)
@@ -174,17 +182,11 @@ class Engine:
     async def __aenter__(self) -> Self:
         await self.database.open()
         try:
-            ignored = await self.limits.apply(self.rules.installation_limits, by_server=self._by_server)
+            await self.limits.apply(self.rules.installation_limits, server=self._server)
         except BaseException:
             # Tasks of a pool that isn't closed survive the end of the event loop, which waits for them.
             await self.database.close()
             raise
-        if ignored:
-            _log.warning(
-                "These settings differ from the limits of the installation, which count: %s. "
-                "'lineshaft limits' shows them and 'lineshaft limits set' changes them",
-                ", ".join(ignored),
-            )
         return self
 
     async def __aexit__(

@@ -7,20 +7,20 @@ event loop of a separate thread: neither a blocking handler nor an exhausted poo
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import psycopg
 from msgspec.structs import replace
 from psycopg import AsyncConnection
 
 from lineshaft.clock import Clock, DatabaseClock
-from lineshaft.engine.claim.claims import LOCK_TTL_SEC
+from lineshaft.engine.guards.locks import LOCK_TTL_SEC
+from lineshaft.engine.live import disputes, spending
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import set_up
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.engine.postgres.session import connect_options, shut_down
-from lineshaft.engine.transition import spending
 from lineshaft.errors import UnavailableError
 from lineshaft.types.work import ClaimRef, EndedClaim, HeartbeatAnswers, HeldTask, Presence
 
@@ -86,8 +86,8 @@ class Heartbeats:
             await connection.close()
 
 
-class _Answer(NamedTuple):
-    """Of one task, or of one agent."""
+class _Answer(Protocol):
+    """The columns of `heartbeat`: the answer for one task, or for one agent."""
 
     task_id: str | None
     epoch: int
@@ -97,6 +97,7 @@ class _Answer(NamedTuple):
     at_risk: bool | None
     slots: int
     slowdown_until: datetime | None
+    renewed: bool | None
 
 
 async def send_heartbeat(
@@ -119,12 +120,13 @@ async def send_heartbeat(
         "holders": [task.holder.agent_id for task in tasks],
         "progress": [json_text(task.progress) for task in tasks],
     }
-    (rows,) = await pipelined(connection, (_SQL["heartbeat"], parameters), named=False)
+    rows: list[_Answer]
+    (rows,) = await pipelined(connection, (_SQL["heartbeat"], parameters))
     answers = HeartbeatAnswers({})
     over: dict[ClaimRef, EndedClaim] = {}
     ended: set[ClaimRef] = set()
     at_risk: list[ClaimRef] = []
-    for row in map(_Answer._make, rows):
+    for row in rows:
         if row.task_id is None:
             agent = Presence(row.agent_id, row.incarnation)
             answers.agents[agent] = row.answer
@@ -139,15 +141,21 @@ async def send_heartbeat(
             claim = ClaimRef(row.task_id, row.epoch)
             ended.add(claim)
             over[claim] = EndedClaim(row.task_id, row.epoch, row.answer, None)
-        elif row.at_risk:
-            at_risk.append(ClaimRef(row.task_id, row.epoch))
-    spent = [(task.claim, task.spent) for task in tasks]
+        else:
+            if not row.renewed:
+                answers.not_renewed.add((row.task_id, row.epoch))
+            if row.at_risk:
+                at_risk.append(ClaimRef(row.task_id, row.epoch))
+    reports = [(task.claim, task.spent) for task in tasks]
     reasons = await spending.limits_reached(connection, at_risk, now) if at_risk else {}
     try:
+        reports = await disputes.within_ceilings(connection, reports, now, at_once=True)
         reasons |= await spending.book_at_once(
-            connection, [each for each in spent if each[0] not in ended], now
+            connection, [(claim, spent) for claim, spent in reports if claim not in ended], now
         )
-        await spending.book_late_at_once(connection, [each for each in spent if each[0] in ended], now)
+        await spending.book_late_at_once(
+            connection, [(claim, spent) for claim, spent in reports if claim in ended], now
+        )
     except psycopg.errors.LockNotAvailable:
         # Another transaction is moving one of these tasks.
         answers = replace(answers, spent_later=True)

@@ -84,7 +84,9 @@ SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS inca
         OR (SELECT dag.budget_cut FROM lineshaft.dag WHERE dag.id = live.dag_id)
     ) AS at_risk,
     NULL::integer AS slots,
-    NULL::timestamptz AS slowdown_until
+    NULL::timestamptz AS slowdown_until,
+    -- A hashed subplan: a join of the two lists would be quadratic.
+    (input.id, input.epoch) IN (SELECT renewed.id, renewed.epoch FROM renewed) AS renewed
 FROM input
 -- One process may report two claims of a task: one that it lost, and one that another agent in it has now.
 LEFT JOIN lineshaft.task_live AS live ON live.id = input.id
@@ -94,6 +96,7 @@ UNION ALL
 SELECT NULL, NULL, instance.agent_id, instance.incarnation, coalesce(instance.set_status, instance.status)::text,
     NULL, coalesce(instance.set_max_tasks, instance.max_concurrent_tasks),
     -- include: slowdown_until
+    , NULL
 FROM lineshaft.instance
 JOIN unnest(%(agents)s::text[], %(incarnations)s::integer[]) AS own (id, incarnation)
   ON instance.agent_id = own.id AND instance.incarnation = own.incarnation

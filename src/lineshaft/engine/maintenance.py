@@ -1,5 +1,6 @@
 """Regular work on the queue, in bounded batches, called by the duties."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,12 +9,13 @@ from typing import Any, NamedTuple
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.lane_removal import remove_lanes
+from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
-from lineshaft.engine.transition.cancel import Cancel
-from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
-from lineshaft.engine.transition.fail import Fail
+from lineshaft.engine.transition.cancel import Cancellations
+from lineshaft.engine.transition.fail import Failures
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.model.retry import SystemReason
@@ -23,6 +25,7 @@ from lineshaft.model.states import Status
 _LOOK_BACK = 3
 
 _SQL = catalog.load(__name__)
+_log = logging.getLogger("lineshaft.engine")
 
 
 class _DueTask(NamedTuple):
@@ -30,6 +33,27 @@ class _DueTask(NamedTuple):
     status: str
     is_batch: bool
     notified: int
+
+
+class _ExpiredLease(NamedTuple):
+    id: str
+    agent_id: str | None
+    #: The name of the agent's process.
+    instance: str | None
+    silent_sec: float | None
+
+    def log(self, reason: str) -> None:
+        _log.warning(
+            "Took task %s back from agent %s, instance %r: %s; last heartbeat or start %.1f s ago",
+            *(self.id, self.agent_id, self.instance or "", reason, self.silent_sec or 0.0),
+            extra={
+                "task_id": self.id,
+                "agent_id": self.agent_id,
+                "instance": self.instance,
+                "reason": reason,
+                "silent_sec": self.silent_sec,
+            },
+        )
 
 
 class _RekeyedTask(NamedTuple):
@@ -47,7 +71,12 @@ class StuckTasksError(LineshaftError):
 
 class Maintenance:
     def __init__(
-        self, transitions: Transitions, fail: Fail, cancel: Cancel, breakers: Breakers, budgets: Budgets
+        self,
+        transitions: Transitions,
+        fail: Failures,
+        cancel: Cancellations,
+        breakers: Breakers,
+        budgets: Budgets,
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -59,14 +88,20 @@ class Maintenance:
     async def reap(self, limit: int, without: Sequence[str] = ()) -> dict[str, int]:
         """End claims whose lease has expired; counts by reason."""
         ids: list[str] = []
+        expired: list[_ExpiredLease] = []
 
-        async def work(connection: Connection) -> dict[str, int]:
+        async def work(connection: Connection) -> dict[str, str]:
             parameters = {**self._database.now, "limit": limit, "without": list(without)}
-            ids[:] = await fetch_column(connection, _SQL["lock_expired"], parameters)
-            return Counter(await self._fail.expire(connection, ids, _expiry_reason))
+            expired[:] = await fetch_rows(connection, _ExpiredLease, _SQL["lock_expired"], parameters)
+            ids[:] = [lease.id for lease in expired]
+            return await self._fail.expire(connection, ids, _expiry_reason)
 
         with _naming(ids):
-            return await self._database.run(work)
+            reasons = await self._database.run(work)
+        for lease in expired:
+            if lease.id in reasons:
+                lease.log(reasons[lease.id])
+        return Counter(reasons.values())
 
     async def promote_due(self, limit: int, without: Sequence[str] = (), *, only: str | None = None) -> int:
         """Make tasks READY that are due, or only this one; returns how many were due."""

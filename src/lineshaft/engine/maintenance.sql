@@ -2,13 +2,20 @@
 
 -- name: lock_expired
 -- Expired leases, by task_live_leased. The condition is checked again once the row is locked, so that a concurrent heartbeat counts.
--- without: tasks that could not be moved.
-SELECT id
-FROM lineshaft.task_live
-WHERE lease_until < coalesce(%(now)s::timestamptz, now()) AND id <> ALL (%(without)s::text[])
-ORDER BY lease_until
+-- without: tasks that could not be moved. silent_sec: since the last heartbeat, or the start.
+SELECT live.id, live.agent_id,
+    (
+        SELECT instance.name FROM lineshaft.instance
+        WHERE instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
+    ) AS instance,
+    extract(
+        epoch FROM coalesce(%(now)s::timestamptz, now()) - coalesce(live.heartbeat_at, live.started_at, live.claimed_at)
+    )::double precision AS silent_sec
+FROM lineshaft.task_live AS live
+WHERE live.lease_until < coalesce(%(now)s::timestamptz, now()) AND live.id <> ALL (%(without)s::text[])
+ORDER BY live.lease_until
 LIMIT %(limit)s::integer
-FOR UPDATE SKIP LOCKED
+FOR UPDATE OF live SKIP LOCKED
 
 -- name: promote_due
 -- Back-offs, snoozes and schedules that are due, by task_live_due. A task that is still blocked only loses its due time; the caller
@@ -53,7 +60,7 @@ SELECT moved.id, moved.status::text AS status, moved.is_batch, (SELECT count(*) 
 SELECT id
 FROM lineshaft.task_live
 WHERE rekey_at IS NOT NULL AND rekey_at <= coalesce(%(now)s::timestamptz, now())
-  AND expires AND deadline <= coalesce(%(now)s::timestamptz, now())
+  AND lineshaft.is_expired_1(expires, deadline, coalesce(%(now)s::timestamptz, now()))
 ORDER BY rekey_at
 LIMIT %(limit)s::integer
 
@@ -65,7 +72,7 @@ due AS MATERIALIZED (
     FROM lineshaft.task_live AS live, clock
     WHERE live.rekey_at IS NOT NULL AND live.rekey_at <= clock.now
       -- Those are cancelled.
-      AND NOT (live.expires AND live.deadline <= clock.now)
+      AND NOT lineshaft.is_expired_1(live.expires, live.deadline, clock.now)
     ORDER BY live.rekey_at
     LIMIT %(limit)s::integer
     FOR UPDATE OF live SKIP LOCKED
@@ -145,10 +152,14 @@ WHERE EXISTS (
     SELECT
     FROM lineshaft.dag
     CROSS JOIN LATERAL (
-        SELECT max_cost_usd FROM lineshaft.task_live WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id OFFSET 0
+        SELECT lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd
+        FROM lineshaft.task_live WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id OFFSET 0
     ) AS live
+    CROSS JOIN lineshaft.limits
     WHERE dag.id = waiting.dag_id
-      AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + coalesce(live.max_cost_usd, 0) <= dag.budget_ceiling_usd)
+      AND lineshaft.affords_1(
+        dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, live.limit_usd, limits.default_max_cost_usd
+      )
 )
 LIMIT %(limit)s::integer
 
@@ -258,7 +269,7 @@ SELECT pg_try_advisory_xact_lock(hashtextextended(%(duty)s::text, 0))
 
 -- name: delete_finished
 -- Retention of old COMPLETED and CANCELLED tasks, unless a live task depends on them, or a task that may be revived: a dead letter that
--- is retried needs its inputs. A task that was ever a dead letter is never deleted.
+-- is retried needs its inputs. A task that was ever a dead letter is never deleted, nor is one with a cost that a person has to decide on.
 WITH old AS MATERIALIZED (
     SELECT ended.id
     FROM lineshaft.task_end AS ended
@@ -281,6 +292,10 @@ WITH old AS MATERIALIZED (
           )
       )
       AND NOT EXISTS (SELECT FROM lineshaft.dead_letter AS dead WHERE dead.task_id = ended.id)
+      AND NOT EXISTS (
+        SELECT FROM lineshaft.cost_dispute AS dispute
+        WHERE dispute.task_id = ended.id AND dispute.reported_usd - dispute.ceiling_usd > dispute.decided_usd
+      )
     ORDER BY ended.ended_at
     LIMIT %(limit)s::integer
     FOR UPDATE SKIP LOCKED
@@ -289,6 +304,8 @@ ends AS (DELETE FROM lineshaft.task_end USING old WHERE task_end.id = old.id),
 keys AS (DELETE FROM lineshaft.task_key USING lineshaft.task, old WHERE task.id = old.id AND task_key.key = task.idempotency_key AND task_key.task_id = old.id),
 edges AS (DELETE FROM lineshaft.edge USING old WHERE edge.task_id = old.id),
 attempts AS (DELETE FROM lineshaft.attempt USING old WHERE attempt.task_id = old.id),
+disputes AS (DELETE FROM lineshaft.cost_dispute USING old WHERE cost_dispute.task_id = old.id),
+corrections AS (DELETE FROM lineshaft.cost_correction USING old WHERE cost_correction.task_id = old.id),
 steps AS (DELETE FROM lineshaft.step USING old WHERE step.task_id = old.id),
 checkpoints AS (DELETE FROM lineshaft.checkpoint USING old WHERE checkpoint.task_id = old.id),
 artifact_refs AS (DELETE FROM lineshaft.artifact_ref USING old WHERE artifact_ref.task_id = old.id),

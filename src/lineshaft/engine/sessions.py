@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from lineshaft.engine.caller import calling
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Database, only_reads
+from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import is_storable
@@ -27,13 +28,14 @@ MAX_NAME = 200
 _SQL = catalog.load(__name__)
 
 
-class _Row(NamedTuple):
+class _SessionRow(NamedTuple):
     name: str
     token_id: str | None
     used_at: datetime
     scope: str | None
     agent_id: str | None
     budget_usd: Decimal | None
+    account: int | None
     now: datetime
 
 
@@ -46,19 +48,24 @@ class Session(Struct, frozen=True):
     scope: Scope | None
     agent_id: str | None
     budget_usd: Decimal | None
+    #: The user id on this machine that the session belongs to; None: any.
+    account: int | None
 
 
 class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin(self, *, token: Token | None = None, name: str | None = None) -> str:
+    async def begin(
+        self, *, token: Token | None = None, name: str | None = None, account: int | None = None
+    ) -> str:
         """A new session of this token, or of a person where no token is needed; returns its secret."""
         name = token.name if token is not None else (name or "").strip()
         if not name or len(name) > MAX_NAME or not is_storable(name):
             raise InvalidInputError(errors=[("name", f"must be a text of 1 to {MAX_NAME} characters")])
         secret = secrets.token_urlsafe(_RANDOM_BYTES)
-        await self._write("insert_session", secret, token_id=None if token is None else token.id, name=name)
+        token_id = None if token is None else token.id
+        await self._write("insert_session", secret, token_id=token_id, name=name, account=account)
         return secret
 
     async def find(self, secret: str) -> Session | None:
@@ -66,14 +73,14 @@ class Sessions:
         limits = {"idle_sec": IDLE.total_seconds(), "longest_sec": LONGEST.total_seconds()}
         async with self._database.connection() as connection:
             parameters = {**self._database.now, **limits, "hash": _hash(secret)}
-            found = await fetch_rows(connection, _Row, _SQL["find_session"], parameters)
+            found = await fetch_rows(connection, _SessionRow, _SQL["find_session"], parameters)
         if not found:
             return None
         row = found[0]
         if row.now - row.used_at > _RECORD_EVERY:
             await self._write("use_session", secret)
         scope = None if row.scope is None else Scope(row.scope)
-        return Session(row.name, row.token_id, scope, row.agent_id, row.budget_usd)
+        return Session(row.name, row.token_id, scope, row.agent_id, row.budget_usd, row.account)
 
     async def end(self, secret: str) -> None:
         await self._write("delete_session", secret)
@@ -84,14 +91,11 @@ class Sessions:
         async with self._database.connection() as connection:
             return len(await fetch_column(connection, _SQL["delete_ended_sessions"], parameters))
 
-    async def _write(self, statement: str, secret: str, **values: str | None) -> None:
-        reads = only_reads.set(False)
-        try:
+    async def _write(self, statement: str, secret: str, **values: str | int | None) -> None:
+        with calling(only_reads=False):
             async with self._database.connection() as connection:
                 parameters = {**self._database.now, "hash": _hash(secret), **values}
                 await connection.execute(_SQL[statement], parameters)
-        finally:
-            only_reads.reset(reads)
 
 
 def _hash(secret: str) -> bytes:

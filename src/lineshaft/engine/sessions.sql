@@ -1,12 +1,12 @@
 -- name: insert_session
-INSERT INTO lineshaft.session (hash, token_id, name, created_at, used_at)
+INSERT INTO lineshaft.session (hash, token_id, name, account, created_at, used_at)
 VALUES (
-    %(hash)s::bytea, %(token_id)s::text, %(name)s::text, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    %(hash)s::bytea, %(token_id)s::text, %(name)s::text, %(account)s::bigint, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
 )
 
 -- name: find_session
 -- For every page: one look-up by primary key in each table.
-SELECT session.name, session.token_id, session.used_at, token.scope, token.agent_id, token.budget_usd,
+SELECT session.name, session.token_id, session.used_at, token.scope, token.agent_id, token.budget_usd, session.account,
     coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.session
 LEFT JOIN lineshaft.token ON token.id = session.token_id

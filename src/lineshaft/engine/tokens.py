@@ -7,9 +7,9 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
-from lineshaft.engine.feed.actor import act_json
+from lineshaft.engine.feed.actor import act_json, actor_name
 from lineshaft.engine.postgres import catalog
-from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_value
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.ids import new_id
@@ -75,9 +75,25 @@ class Tokens:
         """All tokens, including revoked ones, oldest first."""
         return await self._rows("list_tokens")
 
-    async def revoke(self, which: str) -> list[Token]:
-        """By id, or all valid ones with that name; takes effect with the next request."""
-        revoked = await self._rows("revoke_token", **self._database.now, which=which, act=act_json())
+    async def revoke(self, which: str, *, pause_sources: bool = False) -> list[Token]:
+        """By id, or all valid ones with that name; takes effect with the next request.
+
+        Sources of a token that is bound to an agent pause: it has lost what it creates work for. Those of
+        other tokens pause with `pause_sources`.
+        """
+
+        async def work(connection: Connection) -> list[Token]:
+            revoked = await _fetch(
+                connection, "revoke_token", **self._database.now, which=which, act=act_json()
+            )
+            owners = [token.id for token in revoked if pause_sources or token.agent_id is not None]
+            if owners:
+                about = {"actor": actor_name(), "act": act_json(reason="its token was revoked")}
+                parameters = {**self._database.now, **about, "token_ids": owners}
+                await connection.execute(_SQL["pause_sources"], parameters)
+            return revoked
+
+        revoked = await self._database.run(work, pipeline=False)
         if not revoked:
             raise NotFoundError(
                 f"There is no token with the id or name {which!r}. See 'lineshaft token list'."
@@ -100,12 +116,14 @@ class Tokens:
             return bool(await fetch_value(connection, _SQL["any_token_ever"], {}))
 
     async def _rows(self, statement: str, **parameters: Any) -> list[Token]:
-        async with (
-            self._database.connection() as connection,
-            connection.cursor(row_factory=dict_row) as cursor,
-        ):
-            await cursor.execute(_SQL[statement], parameters)
-            return [Token(**{**row, "scope": Scope(row["scope"])}) for row in await cursor.fetchall()]
+        async with self._database.connection() as connection:
+            return await _fetch(connection, statement, **parameters)
+
+
+async def _fetch(connection: Connection, statement: str, **parameters: Any) -> list[Token]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(_SQL[statement], parameters)
+        return [Token(**{**row, "scope": Scope(row["scope"])}) for row in await cursor.fetchall()]
 
 
 def _hash(secret: str) -> bytes:

@@ -19,7 +19,13 @@ logged AS (
 SELECT id, name, scope, created_at, revoked_at, agent_id, budget_usd FROM made
 
 -- name: list_tokens
-SELECT id, name, scope, created_at, revoked_at, agent_id, budget_usd FROM lineshaft.token ORDER BY created_at, id
+-- Sources by source_of_token.
+SELECT id, name, scope, created_at, revoked_at, agent_id, budget_usd,
+    ARRAY (
+        SELECT source.name FROM lineshaft.source WHERE source.token_id = token.id AND NOT source.paused
+        ORDER BY source.name LIMIT 100
+    ) AS sources
+FROM lineshaft.token ORDER BY created_at, id
 
 -- name: revoke_token
 -- By id, or all valid ones with this name. Revoking again keeps the first time.
@@ -43,6 +49,20 @@ logged AS (
     FROM revoked WHERE is_valid
 )
 SELECT id, name, scope, created_at, revoked_at, agent_id, budget_usd FROM revoked
+
+-- name: pause_sources
+-- As a pause by hand does (sources/registry.py), in the transaction that revokes their tokens. By source_of_token.
+WITH paused AS (
+    UPDATE lineshaft.source
+    SET paused = true, next_tick = NULL, next_at = NULL, cursor = NULL, version = nextval('lineshaft.source_version'),
+        updated_at = coalesce(%(now)s::timestamptz, now()), updated_by = %(actor)s::text
+    WHERE token_id = ANY (%(token_ids)s::text[]) AND NOT paused
+    RETURNING name
+)
+INSERT INTO lineshaft.event (at, kinds, data)
+SELECT coalesce(%(now)s::timestamptz, now()), '{source.changed}',
+    jsonb_build_object('source', name, 'fields', jsonb_build_array('enabled'), 'enabled', false) || %(act)s::jsonb
+FROM paused
 
 -- name: find_token
 -- For every request with a token: one look-up in token_hash.

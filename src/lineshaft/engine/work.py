@@ -5,17 +5,21 @@ Only an unavailable database fails a whole call; every call can be repeated.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from lineshaft.engine.artifacts.references import refer_data, with_sizes
 from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.heartbeats import send_heartbeat
+from lineshaft.engine.live import disputes
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.transition.cancel import Cancel
-from lineshaft.engine.transition.complete import Complete
-from lineshaft.engine.transition.fail import Fail
-from lineshaft.engine.transition.release import Release
+from lineshaft.engine.transition.cancel import Cancellations
+from lineshaft.engine.transition.complete import Completions
+from lineshaft.engine.transition.fail import Failures
+from lineshaft.engine.transition.release import Releases
 from lineshaft.engine.transition.spawn import Spawn
-from lineshaft.engine.transition.start import Start
+from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.types import work
@@ -36,19 +40,22 @@ from lineshaft.types.work import (
     SpawnResult,
 )
 
+#: Each may report what its attempt has spent.
+ItemT = TypeVar("ItemT", Completion, Failure, work.Release, Cancellation, NewStep, NewCheckpoint, NewSpawn)
+
 
 class Work:
     def __init__(
         self,
         database: Database,
         *,
-        start: Start,
+        start: Starts,
         steps: Steps,
         spawn: Spawn,
-        complete: Complete,
-        fail: Fail,
-        release: Release,
-        cancel: Cancel,
+        complete: Completions,
+        fail: Failures,
+        release: Releases,
+        cancel: Cancellations,
         claims: Claims,
     ) -> None:
         self._database = database
@@ -76,6 +83,7 @@ class Work:
 
     async def record_steps(self, steps: Sequence[NewStep]) -> list[RecordedStep]:
         """Record results of steps and their cost; the first result of a step is the one that counts."""
+        steps = await self.within_ceilings(steps)
         faults = await refer_data(
             self._database, [step.claim.id for step in steps], [step.data for step in steps]
         )
@@ -89,6 +97,7 @@ class Work:
 
     async def save_checkpoints(self, items: Sequence[NewCheckpoint]) -> list[Moved]:
         """Save durable progress for the next claim of each task. The status of a result is None."""
+        items = await self.within_ceilings(items)
         faults = await refer_data(
             self._database, [item.claim.id for item in items], [item.data for item in items]
         )
@@ -104,10 +113,11 @@ class Work:
 
     async def spawn(self, items: Sequence[NewSpawn]) -> list[SpawnResult]:
         """Create children; each item is a transaction of its own."""
-        return await self._spawn.spawn(items)
+        return await self._spawn.spawn(await self.within_ceilings(items))
 
     async def complete(self, items: Sequence[Completion]) -> list[Moved]:
         """Record outputs. A task with gates is VALIDATING, and then what its gates decide."""
+        items = await self.within_ceilings(items)
         return await self._complete.complete(await with_sizes(self._database, items))
 
     async def complete_and_claim(
@@ -118,7 +128,7 @@ class Work:
         Repeated, it returns the same claim while that is held, else none. If the output is refused, nothing
         is claimed: an error has no room for a claim.
         """
-        (item,) = await with_sizes(self._database, [item])
+        (item,) = await with_sizes(self._database, await self.within_ceilings([item]))
         moved, looked = await self._complete.complete_and_claim(item, types=types)
         if moved.error is not None:
             return moved, Claim()
@@ -130,15 +140,25 @@ class Work:
 
     async def fail(self, items: Sequence[Failure]) -> list[Moved]:
         """End failed attempts: the task is retried, waits for a rate limit, or is dead-lettered."""
-        return await self._fail.fail(items)
+        return await self._fail.fail(await self.within_ceilings(items))
 
     async def release(self, items: Sequence[work.Release]) -> list[Moved]:
         """Give claims up without using an attempt; with a delay the task comes back later."""
-        return await self._release.release(items)
+        return await self._release.release(await self.within_ceilings(items))
 
     async def cancel(self, items: Sequence[Cancellation]) -> list[Moved]:
         """Cancel held tasks; each item is a transaction of its own."""
-        return await self._cancel.cancel_claims(items)
+        return await self._cancel.cancel_claims(await self.within_ceilings(items))
+
+    async def within_ceilings(self, items: Sequence[ItemT]) -> Sequence[ItemT]:
+        """The same items, with what counts of their reports; the rest is recorded as disputed."""
+        reports = [(item.claim, item.spent) for item in items]
+        if not disputes.may_be_disputed(reports):
+            return items
+        counted = await self._database.run_alone(
+            lambda own: disputes.within_ceilings(own, reports, self._database.now)
+        )
+        return [replace(item, spent=spent) for item, (_, spent) in zip(items, counted, strict=True)]
 
 
 def _invalid(fault: str) -> InvalidInputError:

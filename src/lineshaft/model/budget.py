@@ -41,6 +41,21 @@ def over_task_limit(actual: Decimal, max_cost: Decimal | None) -> bool:
     return max_cost is not None and money(actual, "actual") > money(max_cost, "max_cost_usd")
 
 
+def attempt_limit(
+    max_cost: Decimal | None, max_total_cost: Decimal | None, cost: Decimal = Decimal(0)
+) -> Decimal | None:
+    """What an attempt may cost after earlier ones have cost so much; None: no limit (attempt_limit_1)."""
+    left = None if max_total_cost is None else max(max_total_cost - cost, Decimal(0))
+    return min((limit for limit in (max_cost, left) if limit is not None), default=None)
+
+
+def over_total_limit(total_cost: Decimal, max_total_cost: Decimal | None) -> bool:
+    """Whether all attempts together cost more than they may; exactly the limit is allowed."""
+    return max_total_cost is not None and money(total_cost, "total_cost_usd") > money(
+        max_total_cost, "max_total_cost_usd"
+    )
+
+
 def total_limit_reached(total_cost: Decimal, max_total_cost: Decimal | None) -> bool:
     """Whether all attempts together have used up the task's total, so that another would exceed it."""
     return max_total_cost is not None and money(total_cost, "total_cost_usd") >= money(

@@ -10,8 +10,8 @@ import msgspec
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import money, shown
+from lineshaft.model.presets import preset_names
 from lineshaft.model.priority import check_priority
-from lineshaft.model.retry import Preset
 from lineshaft.model.storable import NOT_FINITE, contains_nan, json_fault
 
 MAX_TEXT = 1_000
@@ -158,11 +158,8 @@ def _priority(value: Any) -> str | None:
 
 
 def _preset(value: Any) -> str | None:
-    return (
-        None
-        if value is None or value in tuple(Preset)
-        else f"must be one of {', '.join(Preset)}, got {shown(value)}"
-    )
+    names = preset_names()
+    return None if value in names else f"must be one of {', '.join(names)}, got {shown(value)}"
 
 
 def _on_failure(value: Any) -> str | None:

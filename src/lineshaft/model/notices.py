@@ -102,7 +102,7 @@ class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     data: Any = None
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class Notification(Struct, frozen=True, kw_only=True):
     """One notice, or several of one kind when there are too many."""
 
     #: The same for every delivery attempt, so that a receiver can detect duplicates.
@@ -242,13 +242,13 @@ _TITLES = {
 }
 
 
-def message(message_id: str, contents: Sequence[Notice]) -> Message:
+def message(message_id: str, contents: Sequence[Notice]) -> Notification:
     """Combine notices of one kind, at least one, into a message."""
     kind, count = contents[0].kind, len(contents)
     lines = [notice.text for notice in contents[:_MAX_IN_FULL]]
     if count > _MAX_IN_FULL:
         lines.append(f"… and {count - _MAX_IN_FULL} more")
-    return Message(
+    return Notification(
         id=message_id,
         kind=kind,
         title=_TITLES[kind] if count == 1 else f"{_TITLES[kind]} ({count} times)",

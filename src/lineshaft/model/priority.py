@@ -20,12 +20,12 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.open_enum import OpenEnum
 
 MIN_PRIORITY, MAX_PRIORITY, DEFAULT_PRIORITY = 0, 100, 50
 MAX_DEADLINE_BOOST = 40.0
@@ -37,7 +37,7 @@ REKEY_STEP = 0.5
 _ORIGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Tier(StrEnum):
+class Tier(OpenEnum):
     CRITICAL = "critical"
     HIGH = "high"
     NORMAL = "normal"
@@ -121,11 +121,11 @@ def lane_boost(boost_per_minute: float) -> float:
     return round(boost_per_minute, 2)
 
 
-def cost_from(max_cost_usd: Decimal | None) -> Decimal | None:
+def cost_from(limit_usd: Decimal | None) -> Decimal | None:
     """The least cost of a task's lane: the largest power of two in millionths of a dollar, or 0."""
-    if max_cost_usd is None:
+    if limit_usd is None:
         return None
-    millionths = int(max_cost_usd.scaleb(6))
+    millionths = int(limit_usd.scaleb(6))
     return Decimal((1 << millionths.bit_length()) >> 1).scaleb(-6)
 
 
@@ -150,14 +150,15 @@ class Lane(NamedTuple):
         required_capabilities: Iterable[str],
         models: Iterable[str],
         boost_per_minute: float,
-        max_cost_usd: Decimal | None,
+        limit_usd: Decimal | None,
     ) -> "Lane":
+        """`limit_usd`: what the next attempt may cost; None: there is no limit."""
         return cls(
             type_,
             tuple(required_capabilities),
             tuple(models),
             lane_boost(boost_per_minute),
-            cost_from(max_cost_usd),
+            cost_from(limit_usd),
         )
 
 

@@ -62,12 +62,16 @@ def is_spent_quota(text: str) -> bool:
     return _SPENT_QUOTA.search(text) is not None
 
 
+#: Categories of failures that nothing is known about.
+_UNSPECIFIC = frozenset({FailureCategory.CRASH, FailureCategory.ERROR})
+
+
 def is_rate_limit(text: str, category: str | None = None) -> bool:
     """Whether a failure reported by an agent is a rate limit, by its category or otherwise by its text."""
     named = category_of(category or "")
     if named == FailureCategory.RATE_LIMIT:
         return True
-    if named in tuple(FailureCategory) and named != FailureCategory.CRASH:
+    if named in tuple(FailureCategory) and named not in _UNSPECIFIC:
         return False
     return (
         _PHRASE.search(text) is not None

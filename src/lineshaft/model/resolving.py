@@ -23,8 +23,8 @@ class Resolver:
     def __call__(self, task: NewTask, *, place: str = "") -> tuple[TaskRow, bytes]:
         fields = msgspec.structs.astuple(task)
         shape, row = _shape(fields), self._row
-        known = row is not None and self._shape is not None and _is_same(shape, self._shape)
-        if row is None or not known or not _is_plain(task.spec) or _is_misplaced(fields):
+        is_similar = row is not None and self._shape is not None and _is_same(shape, self._shape)
+        if row is None or not is_similar or not _is_plain(task.spec) or _is_misplaced(fields):
             row = resolve(task, place=place, rules=self._rules)
             # A title or a dependency from the spec belongs to this task only.
             self._shape, self._row = (shape, row) if _is_plain(task.spec) else (None, None)
@@ -38,6 +38,9 @@ def all_alike(tasks: Sequence[NewTask]) -> bool:
     for task in tasks:
         fields = msgspec.structs.astuple(task)
         if not (_place(fields) in _NO_PLACE and _is_same(_shape(fields), first) and _is_plain(task.spec)):
+            return False
+        # A subclass has more to store with each task.
+        if len(fields) != len(_fields):
             return False
     return True
 

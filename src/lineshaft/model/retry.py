@@ -10,7 +10,7 @@ n, the number of failures so far. A preset fills in what the caller left out.
 - Some categories of failure are never retried: invalid input stays invalid, a spent budget stays spent, a
   cancelled task isn't wanted any more, and a recorded step stays recorded. `no_retry_on` adds to them and
   wins over `retry_on`. A category in neither list is retried like a crash, unless the caller set `retry_on`:
-  then that list is complete.
+  then that list is complete. An `error` in neither list is treated as a crash in any case.
 - A poison pill is a task that failed three times with at least two agents: the cause is the task, not an
   agent. The flag is computed first, so that it is correct for every reason a task ends. Failures without a
   known agent (an expired claim) don't count; neither does a step mismatch, whose cause is a deployment.
@@ -52,7 +52,10 @@ class Strategy(StrEnum):
 
 class FailureCategory(StrEnum):
     TIMEOUT = "timeout"
+    #: The process was lost or killed.
     CRASH = "crash"
+    #: The handler's own code failed. Where lists of a policy name only `crash`, that means this too.
+    ERROR = "error"
     RATE_LIMIT = "rate_limit"
     INVALID_OUTPUT = "invalid_output"
     INVALID_INPUT = "invalid_input"
@@ -142,9 +145,9 @@ def number_fault(value: object, least: float, most: float, *, whole: bool = Fals
 
 def raise_faults(faults: Mapping[str, str | None]) -> None:
     """Raise one error with all faults, each with the name of its field."""
-    found = [(name, fault) for name, fault in faults.items() if fault is not None]
-    if found:
-        raise InvalidInputError(errors=found)
+    present = [(name, fault) for name, fault in faults.items() if fault is not None]
+    if present:
+        raise InvalidInputError(errors=present)
 
 
 def _categories_fault(value: object) -> str | None:
@@ -183,9 +186,9 @@ class RetryPolicy:
         )
         object.__setattr__(self, "strategy", Strategy(self.strategy))
         for name in ("retry_on", "no_retry_on"):
-            given: tuple[str, ...] | None = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, tuple(dict.fromkeys(category_of(item) for item in given)))
+            categories: tuple[str, ...] | None = getattr(self, name)
+            if categories is not None:
+                object.__setattr__(self, name, tuple(dict.fromkeys(category_of(item) for item in categories)))
 
     @property
     def retried(self) -> tuple[str, ...]:
@@ -209,46 +212,13 @@ class RetryPolicy:
         return category in NEVER_RETRIED or category in self.not_retried
 
     def retries(self, category: str) -> bool:
+        if category == FailureCategory.ERROR and category not in (*self.retried, *self.not_retried):
+            return self.retries(FailureCategory.CRASH)
         if self.refuses(category):
             return False
         if category in self.retried:
             return True
         return self.retry_on is None and not self.refuses(FailureCategory.CRASH)
-
-
-class Preset(StrEnum):
-    FACTORY = "factory"
-    LOKI = "loki"
-    OFFICEPLANE = "officeplane"
-
-
-class PresetDefaults(Struct, frozen=True, kw_only=True):
-    retry: RetryPolicy
-    max_attempts: int
-    boost_per_minute: float
-    #: None: the default of the installation.
-    max_duration_sec: float | None = None
-    require_decision_report: bool = False
-
-
-_LOKI_RETRY = RetryPolicy(initial_delay_sec=60.0, max_delay_sec=3_600.0, jitter=False)
-_OFFICEPLANE_RETRY = RetryPolicy(
-    initial_delay_sec=5.0, backoff_multiplier=5.0, max_delay_sec=None, jitter=False
-)
-PRESETS: Mapping[Preset, PresetDefaults] = MappingProxyType(
-    {
-        Preset.FACTORY: PresetDefaults(retry=RetryPolicy(), max_attempts=3, boost_per_minute=0.1),
-        Preset.LOKI: PresetDefaults(
-            retry=_LOKI_RETRY,
-            max_attempts=3,
-            boost_per_minute=0.0,
-            require_decision_report=True,
-        ),
-        Preset.OFFICEPLANE: PresetDefaults(
-            retry=_OFFICEPLANE_RETRY, max_attempts=4, boost_per_minute=0.0, max_duration_sec=300.0
-        ),
-    }
-)
 
 
 def retry_delay(policy: RetryPolicy, failures: int, uniform: Uniform) -> float:
@@ -291,14 +261,14 @@ class DeadLetterReason(StrEnum):
     QUOTA_SPENT = "quota_spent"
 
 
-class Retry(Struct, frozen=True):
+class RetryDecision(Struct, frozen=True):
     """Retry after `delay_sec` with these models; with none, any model."""
 
     delay_sec: float
     models: tuple[str, ...] = ()
 
 
-class DeadLetter(Struct, frozen=True):
+class DeadLetterDecision(Struct, frozen=True):
     reason: DeadLetterReason
     poison_pill: bool
 
@@ -315,7 +285,7 @@ def decide_failure(
     max_total_cost_usd: Decimal | None = None,
     model_preferences: Sequence[str] = (),
     fallback_models: Sequence[str] = (),
-) -> Retry | DeadLetter:
+) -> RetryDecision | DeadLetterDecision:
     """Decide what happens to a task after a failed attempt.
 
     `attempts`, `failed_agents` and `total_cost_usd` include the attempt that has just failed.
@@ -323,14 +293,14 @@ def decide_failure(
     category = category_of(category)
     poison_pill = category != FailureCategory.STEP_MISMATCH and is_poison_pill(attempts, failed_agents)
     if category == FailureCategory.BUDGET_EXCEEDED or total_limit_reached(total_cost_usd, max_total_cost_usd):
-        return DeadLetter(DeadLetterReason.BUDGET_EXCEEDED, poison_pill)
+        return DeadLetterDecision(DeadLetterReason.BUDGET_EXCEEDED, poison_pill)
     if not policy.retries(category):
-        return DeadLetter(DeadLetterReason.NOT_RETRYABLE, poison_pill)
+        return DeadLetterDecision(DeadLetterReason.NOT_RETRYABLE, poison_pill)
     if poison_pill:
-        return DeadLetter(DeadLetterReason.POISON_PILL, poison_pill)
+        return DeadLetterDecision(DeadLetterReason.POISON_PILL, poison_pill)
     if attempts >= max_attempts:
-        return DeadLetter(DeadLetterReason.MAX_ATTEMPTS, poison_pill)
-    return Retry(
+        return DeadLetterDecision(DeadLetterReason.MAX_ATTEMPTS, poison_pill)
+    return RetryDecision(
         delay_sec=retry_delay(policy, attempts, uniform),
         models=models_for_next(attempts, model_preferences, fallback_models),
     )

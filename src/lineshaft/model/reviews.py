@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
+from lineshaft.model.open_enum import OpenEnum
 from lineshaft.model.storable import is_storable
 
 MAX_REVIEWER = 200
@@ -17,7 +17,7 @@ MAX_NOTE = 10_000
 ALL_STEPS = "all"
 
 
-class Resolution(StrEnum):
+class Resolution(OpenEnum):
     #: Try again with fresh counters; with `not_before`, later.
     RETRY = "retry"
     #: Retry with another spec.

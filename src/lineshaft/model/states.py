@@ -14,17 +14,19 @@ real PostgreSQL and compares the outcome with this table.
                │                                               │
                └────────── revive ────────── DEAD_LETTERED ◄───┘
 
-Any task that has not ended can also be CANCELLED. FAILED is transient: the same transaction goes on to
-RETRYING or DEAD_LETTERED, and the history shows that the attempt failed.
+Any task that has not ended can also be CANCELLED; a CANCELLED one can be revived, and a COMPLETED one rerun.
+FAILED is transient: the same transaction goes on to RETRYING or DEAD_LETTERED, and the history shows that the
+attempt failed.
 """
 
 from enum import StrEnum
 from typing import NamedTuple
 
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.open_enum import OpenEnum
 
 
-class Status(StrEnum):
+class Status(OpenEnum):
     """The state of a task. Stored as it is spelled here."""
 
     #: Accepted, not yet part of a DAG. Exists only within the submitting transaction.
@@ -53,11 +55,11 @@ class Status(StrEnum):
     @classmethod
     def parse(cls, text: str) -> "Status":
         """Read a state in any case, as callers may write it."""
-        try:
-            return cls(text.upper())
-        except ValueError:
+        status = cls(text.upper())
+        if not status.is_known:
             fault = f"Unknown task state {text!r}; expected one of {', '.join(cls)}."
-            raise InvalidInputError(fault, errors=[("status", fault)]) from None
+            raise InvalidInputError(fault, errors=[("status", fault)])
+        return status
 
     @property
     def ended(self) -> bool:
@@ -72,9 +74,11 @@ LIVE = frozenset(
 )
 #: Exist only inside a transaction; visible in the history only.
 TRANSIENT = frozenset({Status.CREATED, Status.FAILED})
+#: Why a task with `expire_at_deadline` was CANCELLED: its deadline passed before it completed.
+DEADLINE_MISSED = "deadline missed"
 
 
-class Operation(StrEnum):
+class TaskOperation(StrEnum):
     """An operation on a task. Each moves it from one state to exactly one other."""
 
     JOIN_DAG = "join_dag"
@@ -96,58 +100,67 @@ class Operation(StrEnum):
     PROMOTE = "promote"
     CANCEL = "cancel"
     REVIVE = "revive"
+    RERUN = "rerun"
+    AWAIT_RERUN = "await_rerun"
     FINISH_BATCH = "finish_batch"
     FAIL_BATCH = "fail_batch"
 
 
 class Transition(NamedTuple):
     source: Status
-    operation: Operation
+    operation: TaskOperation
     target: Status
     event: str
 
 
 TRANSITIONS: tuple[Transition, ...] = (
     # A new task joins its DAG and, with nothing to wait for, is unblocked immediately.
-    Transition(Status.CREATED, Operation.JOIN_DAG, Status.PENDING, "task.created"),
-    Transition(Status.PENDING, Operation.UNBLOCK, Status.READY, "task.ready"),
+    Transition(Status.CREATED, TaskOperation.JOIN_DAG, Status.PENDING, "task.created"),
+    Transition(Status.PENDING, TaskOperation.UNBLOCK, Status.READY, "task.ready"),
     # A dependency added later blocks a task that has not been claimed yet.
-    Transition(Status.READY, Operation.BLOCK, Status.PENDING, "task.waiting"),
+    Transition(Status.READY, TaskOperation.BLOCK, Status.PENDING, "task.waiting"),
     # Held by an agent.
-    Transition(Status.READY, Operation.CLAIM, Status.CLAIMED, "task.claimed"),
-    Transition(Status.CLAIMED, Operation.START, Status.RUNNING, "task.started"),
+    Transition(Status.READY, TaskOperation.CLAIM, Status.CLAIMED, "task.claimed"),
+    Transition(Status.CLAIMED, TaskOperation.START, Status.RUNNING, "task.started"),
     # Released without using an attempt: immediately, after a delay, or when spawned children have ended.
-    Transition(Status.CLAIMED, Operation.RELEASE, Status.READY, "task.released"),
-    Transition(Status.RUNNING, Operation.RELEASE, Status.READY, "task.released"),
-    Transition(Status.CLAIMED, Operation.SNOOZE, Status.PENDING, "task.released"),
-    Transition(Status.RUNNING, Operation.SNOOZE, Status.PENDING, "task.released"),
-    Transition(Status.RUNNING, Operation.WAIT_CHILDREN, Status.PENDING, "task.waiting"),
-    Transition(Status.CLAIMED, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
-    Transition(Status.RUNNING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
-    Transition(Status.VALIDATING, Operation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
+    Transition(Status.CLAIMED, TaskOperation.RELEASE, Status.READY, "task.released"),
+    Transition(Status.RUNNING, TaskOperation.RELEASE, Status.READY, "task.released"),
+    Transition(Status.CLAIMED, TaskOperation.SNOOZE, Status.PENDING, "task.released"),
+    Transition(Status.RUNNING, TaskOperation.SNOOZE, Status.PENDING, "task.released"),
+    Transition(Status.RUNNING, TaskOperation.WAIT_CHILDREN, Status.PENDING, "task.waiting"),
+    Transition(Status.CLAIMED, TaskOperation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
+    Transition(Status.RUNNING, TaskOperation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
+    Transition(Status.VALIDATING, TaskOperation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     # Output.
-    Transition(Status.RUNNING, Operation.SUBMIT_OUTPUT, Status.VALIDATING, "task.validating"),
-    Transition(Status.VALIDATING, Operation.ACCEPT, Status.COMPLETED, "task.completed"),
-    Transition(Status.VALIDATING, Operation.REJECT, Status.FAILED, "task.failed"),
+    Transition(Status.RUNNING, TaskOperation.SUBMIT_OUTPUT, Status.VALIDATING, "task.validating"),
+    Transition(Status.VALIDATING, TaskOperation.ACCEPT, Status.COMPLETED, "task.completed"),
+    Transition(Status.VALIDATING, TaskOperation.REJECT, Status.FAILED, "task.failed"),
     # A failed attempt: the agent reported it, or its lease or time limit expired.
-    Transition(Status.CLAIMED, Operation.FAIL, Status.FAILED, "task.failed"),
-    Transition(Status.RUNNING, Operation.FAIL, Status.FAILED, "task.failed"),
-    Transition(Status.VALIDATING, Operation.FAIL, Status.FAILED, "task.failed"),
-    Transition(Status.CLAIMED, Operation.EXPIRE, Status.FAILED, "task.failed"),
-    Transition(Status.RUNNING, Operation.EXPIRE, Status.FAILED, "task.failed"),
-    Transition(Status.VALIDATING, Operation.EXPIRE, Status.FAILED, "task.failed"),
-    Transition(Status.FAILED, Operation.SCHEDULE_RETRY, Status.RETRYING, "task.retry_scheduled"),
-    Transition(Status.FAILED, Operation.DEAD_LETTER, Status.DEAD_LETTERED, "task.dead_lettered"),
-    Transition(Status.RETRYING, Operation.PROMOTE, Status.READY, "task.ready"),
+    Transition(Status.CLAIMED, TaskOperation.FAIL, Status.FAILED, "task.failed"),
+    Transition(Status.RUNNING, TaskOperation.FAIL, Status.FAILED, "task.failed"),
+    Transition(Status.VALIDATING, TaskOperation.FAIL, Status.FAILED, "task.failed"),
+    Transition(Status.CLAIMED, TaskOperation.EXPIRE, Status.FAILED, "task.failed"),
+    Transition(Status.RUNNING, TaskOperation.EXPIRE, Status.FAILED, "task.failed"),
+    Transition(Status.VALIDATING, TaskOperation.EXPIRE, Status.FAILED, "task.failed"),
+    Transition(Status.FAILED, TaskOperation.SCHEDULE_RETRY, Status.RETRYING, "task.retry_scheduled"),
+    Transition(Status.FAILED, TaskOperation.DEAD_LETTER, Status.DEAD_LETTERED, "task.dead_lettered"),
+    Transition(Status.RETRYING, TaskOperation.PROMOTE, Status.READY, "task.ready"),
     # A batch parent has no work of its own: it ends with its children.
-    Transition(Status.PENDING, Operation.FINISH_BATCH, Status.COMPLETED, "task.completed"),
-    Transition(Status.PENDING, Operation.FAIL_BATCH, Status.DEAD_LETTERED, "task.dead_lettered"),
+    Transition(Status.PENDING, TaskOperation.FINISH_BATCH, Status.COMPLETED, "task.completed"),
+    Transition(Status.PENDING, TaskOperation.FAIL_BATCH, Status.DEAD_LETTERED, "task.dead_lettered"),
     # Decisions of people. A revived task waits again for its unfinished dependencies.
-    Transition(Status.DEAD_LETTERED, Operation.REVIVE, Status.PENDING, "task.resolved"),
-    Transition(Status.CANCELLED, Operation.REVIVE, Status.PENDING, "task.resolved"),
-    Transition(Status.DEAD_LETTERED, Operation.CANCEL, Status.CANCELLED, "task.cancelled"),
+    Transition(Status.DEAD_LETTERED, TaskOperation.REVIVE, Status.PENDING, "task.resolved"),
+    Transition(Status.CANCELLED, TaskOperation.REVIVE, Status.PENDING, "task.resolved"),
+    # A completed task runs again, and tasks that depend on it wait again, also those that are held.
+    Transition(Status.COMPLETED, TaskOperation.RERUN, Status.PENDING, "task.resolved"),
     *(
-        Transition(source, Operation.CANCEL, Status.CANCELLED, "task.cancelled")
+        Transition(source, TaskOperation.AWAIT_RERUN, Status.PENDING, "task.waiting")
+        for source in Status
+        if source in LIVE and source is not Status.PENDING
+    ),
+    Transition(Status.DEAD_LETTERED, TaskOperation.CANCEL, Status.CANCELLED, "task.cancelled"),
+    *(
+        Transition(source, TaskOperation.CANCEL, Status.CANCELLED, "task.cancelled")
         for source in Status
         if source in LIVE
     ),

@@ -11,13 +11,14 @@ from dataclasses import is_dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.budget import money, shown
+from lineshaft.model.budget import attempt_limit, money, shown
 from lineshaft.model.durations import Duration, in_seconds
 from lineshaft.model.fields import (
     CHECKS,
@@ -27,10 +28,10 @@ from lineshaft.model.fields import (
     encoded_json,
     invalid,
     stored_json,
-    text_fault,
 )
+from lineshaft.model.presets import FACTORY, Preset, preset_named
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
-from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, PRESETS, Preset, RetryPolicy
+from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, RetryPolicy
 
 MAX_CHILD_DEPTH = 10
 #: Tasks that a DAG may be created with, unless the installation has another limit.
@@ -76,9 +77,51 @@ class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     no_retry_on: tuple[str, ...] | UnsetType = UNSET
 
 
+class TypeLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits that tasks of a type get where they leave them out; None: the type has no default."""
+
+    max_cost_usd: Decimal | float | None = None
+    max_attempts: int | None = None
+    max_duration_sec: float | None = None
+    retry: RetrySpec | None = None
+
+
+LIMITS_OF_TYPES = TypeLimits.__struct_fields__
+#: The bits of `TaskRow.open_limits`.
+OPEN_COST, OPEN_ATTEMPTS, OPEN_DURATION, OPEN_RETRY = 1, 2, 4, 8
+_OPEN = dict(zip(LIMITS_OF_TYPES, (OPEN_COST, OPEN_ATTEMPTS, OPEN_DURATION, OPEN_RETRY), strict=True))
+
+
+def bits_of(names: Iterable[str]) -> int:
+    """The bits of these limits; other names have none."""
+    return sum(_OPEN.get(name, 0) for name in set(names))
+
+
+class KnownType(NamedTuple):
+    limits: TypeLimits
+    #: It grows with each change.
+    revision: int
+
+
+class KnownTypes(NamedTuple):
+    """The types with defaults, as they were at one time."""
+
+    by_name: Mapping[str, KnownType] = MappingProxyType({})
+    #: The highest of all types.
+    revision: int = 0
+
+
 class Gate(Struct, frozen=True, forbid_unknown_fields=True):
     method: str
     schema: Any = None
+
+
+#: What an output may be declared as.
+OUTPUT_TYPES = ("code", "markdown", "json", "artifact")
+
+
+def output_type_fault(value: str) -> str | None:
+    return None if value in OUTPUT_TYPES else f"must be one of {', '.join(OUTPUT_TYPES)}, got {shown(value)}"
 
 
 class OutputContract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,13 +221,13 @@ _KNOWN_ELSEWHERE = {
 }
 
 
-def check_options(given: Iterable[str], known: Collection[str]) -> None:
+def check_options(names: Iterable[str], allowed: Collection[str]) -> None:
     """Raise TypeError for an unknown option, with the one that was probably meant."""
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+    for name in names:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
             meant = _KNOWN_ELSEWHERE.get(name) or (near[0] if near else None)
-            hint = f"did you mean {meant}?" if meant else f"known are: {', '.join(sorted(known))}."
+            hint = f"did you mean {meant}?" if meant else f"known are: {', '.join(sorted(allowed))}."
             raise TypeError(f"Unknown option {name}; {hint}")
 
 
@@ -192,7 +235,7 @@ class _Typed(Struct, frozen=True, metaclass=_NewTaskMeta):
     type: str
 
 
-class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A task to submit. Only the type is required."""
 
     #: A name within the same call, for the `depends_on` of other tasks. Not stored.
@@ -237,8 +280,6 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     children: "Sequence[NewTask]" = ()
     #: Defaults for retry, boost, limits and reports; a child inherits its parent's.
     preset: str | None = None
-    #: What a compatible API received and must return unchanged.
-    surface: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if type(self.spec) is not dict:
@@ -281,9 +322,12 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     idempotency_ttl_sec: float | None
     tags: tuple[str, ...]
     created_by: str | None
-    surface: bytes | None
     ignore_failure: bool
     expire_at_deadline: bool
+    #: Limits that the caller left to the type: OPEN_COST and the others.
+    open_limits: int
+    #: Of the type's defaults; None: it has none.
+    type_revision: int | None
     #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]
     #: Ids of artifacts named by `spec.context_refs`.
@@ -296,7 +340,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
             self.required_capabilities,
             self.model_preferences,
             self.priority_boost_per_minute,
-            self.max_cost_usd,
+            attempt_limit(self.max_cost_usd, self.max_total_cost_usd),
         )
 
 
@@ -309,6 +353,8 @@ class TaskRules(NamedTuple):
 
     #: Checks the schemas of gates; without it only their methods are checked.
     gate_faults: GateFaults | None = None
+    #: The preset of tasks that name none: that of the API which they come over.
+    preset: str = FACTORY.name
     #: The time limit of an attempt where neither the task nor its preset has one.
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
     #: Tasks that a call may create in one DAG, including children.
@@ -316,6 +362,8 @@ class TaskRules(NamedTuple):
     #: Levels of spawned tasks below a submitted one, and spawned tasks of a DAG.
     max_spawn_depth: int = MAX_SPAWN_DEPTH
     max_spawned_tasks: int = MAX_SPAWNED_TASKS
+    #: Limits of tasks that leave them out, by type.
+    types: KnownTypes = KnownTypes()
 
 
 DEFAULT_RULES = TaskRules()
@@ -332,11 +380,11 @@ def _check_companions(task: NewTask, faults: Faults) -> None:
 def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES) -> TaskRow:
     """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`)."""
     faults: Faults = []
-    given: Any = task.spec
-    if not isinstance(given, Mapping):
-        faults.append(("spec", f"must be an object, got {shown(given)}"))
-        given = {}
-    limits = _constraints(task, faults) if "constraints" in given else None
+    fields: Any = task.spec
+    if not isinstance(fields, Mapping):
+        faults.append(("spec", f"must be an object, got {shown(fields)}"))
+        fields = {}
+    limits = _constraints(task, faults) if "constraints" in fields else None
     # Most fields of most tasks are left out; this loop matters for bulk submissions.
     for name, check in CHECKS.items():
         value = getattr(task, name)
@@ -347,31 +395,27 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         if value is not None and (fault := check(value)):
             faults.append((name, fault))
     output = _NO_CONTRACT if task.output is None else _contract(task.output, faults)
-    preset = _preset_of(task.preset)
-    retry = None if task.retry is None else _retry_json(task.retry, preset, faults)
+    defaults = preset_named(rules.preset if task.preset is None else task.preset)
+    kind = rules.types.by_name.get(task.type)
+    open_limits, filled = _filled_limits(task, limits, defaults, _NO_LIMITS if kind is None else kind.limits)
+    retry = None if filled.retry is None else _retry_json(filled.retry, defaults.name, faults)
     gates = output.gates if task.output else ()
     checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
-    if output.type is not None and (fault := text_fault(output.type)):
+    if output.type is not None and (fault := output_type_fault(output.type)):
         faults.append(("output.type", fault))
     _check_companions(task, faults)
-    spec = stored_json("spec", given, faults) if given else b"{}"
-    refs, artifacts = _context_refs(given, faults) if "context_refs" in given else ((), ())
-    surface = None if task.surface is None else stored_json("surface", task.surface, faults)
+    spec = stored_json("spec", fields, faults) if fields else b"{}"
+    refs, artifacts = _context_refs(fields, faults) if "context_refs" in fields else ((), ())
     if faults:
         raise invalid(faults, place)
-    defaults = PRESETS[preset]
     boost, report = task.priority_boost_per_minute, output.require_decision_report
     heartbeat = task.heartbeat_interval_sec
-    max_cost = limits["max_cost_usd"] if limits else task.max_cost_usd
-    duration = limits["max_duration_sec"] if limits else task.max_duration_sec
-    if duration is None:
-        duration = defaults.max_duration_sec or rules.max_duration_sec
     capabilities = limits["required_capabilities"] if limits else task.required_capabilities
     return TaskRow(
         type=task.type,
         title=task.title or _title(task),
         spec=spec,
-        preset=preset,
+        preset=defaults.name,
         priority=DEFAULT_PRIORITY if task.priority is None else int(task.priority),
         priority_boost_per_minute=defaults.boost_per_minute if boost is None else float(boost),
         deadline=task.deadline,
@@ -381,11 +425,13 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         required_capabilities=tuple(sorted(set(capabilities))) if capabilities else (),
         model_preferences=_names(limits["model_preferences"] if limits else task.model_preferences),
         fallback_models=_names(limits["fallback_models"] if limits else task.fallback_models),
-        max_cost_usd=None if max_cost is None else money(max_cost),
+        max_cost_usd=None if filled.max_cost_usd is None else money(filled.max_cost_usd),
         max_total_cost_usd=None if task.max_total_cost_usd is None else money(task.max_total_cost_usd),
-        max_duration_sec=float(duration),
+        max_duration_sec=float(
+            filled.max_duration_sec or defaults.max_duration_sec or rules.max_duration_sec
+        ),
         heartbeat_interval_sec=None if heartbeat is None else float(heartbeat),
-        max_attempts=task.max_attempts or defaults.max_attempts,
+        max_attempts=filled.max_attempts or defaults.max_attempts,
         retry=retry,
         output_type=output.type,
         gates=checks,
@@ -394,35 +440,54 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         idempotency_ttl_sec=task.idempotency_ttl_sec,
         tags=_names(task.tags),
         created_by=task.created_by,
-        surface=surface,
         ignore_failure=task.on_failure == "ignore",
         expire_at_deadline=task.expire_at_deadline,
+        open_limits=open_limits,
+        type_revision=None if kind is None else kind.revision,
         context_tasks=refs,
         context_artifacts=artifacts,
     )
 
 
-_PRESETS_BY_NAME = {preset.value: preset for preset in Preset}
+def _filled_limits(
+    task: NewTask, in_spec: Mapping[str, Any] | None, preset: Preset, of_type: TypeLimits
+) -> tuple[int, TypeLimits]:
+    """The limits that the type decides, as bits; and the limits of the task and its type together.
+
+    A preset that the caller names comes before the defaults of the type; that of an API comes after them.
+    """
+    cost = in_spec["max_cost_usd"] if in_spec else task.max_cost_usd
+    duration = in_spec["max_duration_sec"] if in_spec else task.max_duration_sec
+    names_none = task.preset is None
+    open_limits = (
+        (OPEN_COST if cost is None else 0)
+        | (OPEN_ATTEMPTS if names_none and task.max_attempts is None else 0)
+        | (OPEN_DURATION if duration is None and (names_none or preset.max_duration_sec is None) else 0)
+        | (OPEN_RETRY if names_none and task.retry is None else 0)
+    )
+    return open_limits, TypeLimits(
+        max_cost_usd=of_type.max_cost_usd if open_limits & OPEN_COST else cost,
+        max_attempts=of_type.max_attempts if open_limits & OPEN_ATTEMPTS else task.max_attempts,
+        max_duration_sec=of_type.max_duration_sec if open_limits & OPEN_DURATION else duration,
+        retry=of_type.retry if open_limits & OPEN_RETRY else task.retry,
+    )
 
 
-def _preset_of(name: str | None) -> Preset:
-    return _PRESETS_BY_NAME.get(name or "", Preset.FACTORY)
-
-
+_NO_LIMITS = TypeLimits()
 _NO_CONTRACT = OutputContract()
 
 
-def _contract(given: Any, faults: Faults) -> OutputContract:
+def _contract(contract: Any, faults: Faults) -> OutputContract:
     """Python callers may pass the contract, or its gates, as plain dictionaries."""
     try:
-        if not isinstance(given, OutputContract):
-            return msgspec.convert(msgspec.to_builtins(given), OutputContract)
-        if isinstance(given.validation, str):
-            return given
-        listed = msgspec.convert(msgspec.to_builtins(given.validation), tuple[Gate, ...])
-        return msgspec.structs.replace(given, validation=listed)
+        if not isinstance(contract, OutputContract):
+            return msgspec.convert(msgspec.to_builtins(contract), OutputContract)
+        if isinstance(contract.validation, str):
+            return contract
+        listed = msgspec.convert(msgspec.to_builtins(contract.validation), tuple[Gate, ...])
+        return msgspec.structs.replace(contract, validation=listed)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:
-        if isinstance(given, OutputContract):
+        if isinstance(contract, OutputContract):
             fault = f"must be a method, or a list of gates, {{method, schema}} each: {error}"
             faults.append(("output.validation", fault))
         else:
@@ -433,11 +498,11 @@ def _contract(given: Any, faults: Faults) -> OutputContract:
 def _constraints(task: NewTask, faults: Faults) -> dict[str, Any]:
     """The limits, from the task or from `spec.constraints`, which may also be a list of sentences."""
     spec: Any = task.spec
-    given = spec["constraints"]
+    constraints = spec["constraints"]
     limits = {name: getattr(task, name) for name in LIMITS_IN_SPEC}
-    if isinstance(given, dict):
+    if isinstance(constraints, dict):
         for name in LIMITS_IN_SPEC:
-            value = given.get(name)
+            value = constraints.get(name)
             if value is None:
                 continue
             if limits[name] is None:
@@ -479,24 +544,24 @@ def _context_refs(spec: Mapping[str, Any], faults: Faults) -> tuple[tuple[str, .
     if not isinstance(refs, list | tuple) or not all(isinstance(ref, str) for ref in refs):
         faults.append(("spec.context_refs", f"must be a list of texts, got {shown(refs)}"))
         return (), ()
-    found, artifacts = [], []
+    tasks, artifacts = [], []
     for ref in refs:
         kind, _, rest = ref.partition(":")
         name, _, what = rest.rpartition(":")
         if kind == "task" and name and what == "output":
-            found.append(name)
+            tasks.append(name)
         elif kind == "artifact" and rest:
             artifacts.append(rest)
         else:
             faults.append(("spec.context_refs", f"must be artifact:ID or task:ID:output, got {shown(ref)}"))
-    return tuple(dict.fromkeys(found)), tuple(dict.fromkeys(artifacts))
+    return tuple(dict.fromkeys(tasks)), tuple(dict.fromkeys(artifacts))
 
 
 def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:
-    known = len(faults)
+    before = len(faults)
     encoded = stored_json("output.validation_schema", gates, faults)
     # Don't check schemas that aren't JSON or are too large.
-    if len(faults) == known:
+    if len(faults) == before:
         faults += [(f"output.{place}", fault) for place, fault in gate_faults(gates)]
     return encoded
 
@@ -510,36 +575,40 @@ def _unknown_methods(gates: Sequence[Gate]) -> Iterable[tuple[str, str]]:
             )
 
 
-def _retry_json(given: RetrySpec, preset: Preset, faults: Faults) -> bytes | None:
+def _retry_json(spec: RetrySpec, preset: str, faults: Faults) -> bytes | None:
     """Only the given fields are stored; NULL means the preset's policy."""
     try:
         try:
-            return _checked_retry(given, preset)
+            return _checked_retry(spec, preset)
         except TypeError:  # lists can't be hashed for the cache
-            return _checked_retry.__wrapped__(given, preset)
+            return _checked_retry.__wrapped__(spec, preset)
     except InvalidInputError as error:
         faults += [(f"retry.{name}", fault) for name, fault in error.errors]
         return None
 
 
 @lru_cache(maxsize=256)
-def _checked_retry(given: RetrySpec, preset: Preset) -> bytes:
-    policy(msgspec.structs.asdict(given), preset)
-    return encoded_json("categories", given)
+def _checked_retry(spec: RetrySpec, preset: str) -> bytes:
+    policy(msgspec.structs.asdict(spec), preset)
+    return encoded_json("categories", spec)
 
 
 def policy(stored: Mapping[str, Any] | None, preset: str) -> RetryPolicy:
     """The retry policy of a task, from its row."""
-    base = PRESETS[Preset(preset)].retry
+    base = preset_named(preset).retry
     if not stored:
         return base
-    given: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in stored.items()
         if value is not UNSET
     }
-    found = replace(base, **given)
+    first, longest = overrides.get("initial_delay_sec"), base.max_delay_sec
+    if first is not None and longest is not None and first > longest:
+        # The caller asks for a longer delay than the preset's longest.
+        overrides.setdefault("max_delay_sec", first)
+    merged = replace(base, **overrides)
     # An effective policy that was read and sent back, as `RetryPolicy.effective` makes it of left-out lists.
-    if found.no_retry_on is not None and found.retry_on == DEFAULT_RETRY_ON:
-        found = replace(found, retry_on=None)
-    return found
+    if merged.no_retry_on is not None and merged.retry_on == DEFAULT_RETRY_ON:
+        merged = replace(merged, retry_on=None)
+    return merged

@@ -19,7 +19,7 @@ from lineshaft.pictures import layout
 from lineshaft.pictures.collapse import collapsed
 from lineshaft.pictures.nodes import Box, DagNode, Edge, Group, critical_path
 from lineshaft.pictures.state_colours import css_variables
-from lineshaft.pictures.state_icons import icon_name, state_symbols
+from lineshaft.pictures.state_icons import icon_name, look_of, state_symbols
 from lineshaft.pictures.text import clean, dollars, duration, fitting, text_width
 
 #: The address of a task or a group; None: it has none.
@@ -87,7 +87,7 @@ class DagPicture:
         self.critical = boxes if len(boxes) > 1 else []
 
     @cached_property
-    def layout(self) -> layout.Layout:
+    def layout(self) -> layout.GraphLayout:
         number = {box.id: index for index, box in enumerate(self.boxes)}
         return layout.layout(
             len(self.boxes), tuple((number[before], number[after]) for before, after in self.edges)
@@ -155,7 +155,7 @@ class DagPicture:
             for status, count in _counts(box).items():
                 counts[status] = counts.get(status, 0) + count
         total = sum(counts.values())
-        states = ", ".join(f"{counts[status]} {status}" for status in Status if status in counts)
+        states = ", ".join(f"{counts[status]} {status}" for status in Status.in_order(counts))
         return f"{total} {'task' if total == 1 else 'tasks'}" + (f": {states}." if states else ".")
 
 
@@ -194,7 +194,7 @@ def _path(points: Sequence[layout.Point]) -> str:
 
 def _box(name: str, box: Box, corner: layout.Point, *, critical: bool, href: str | None) -> str:
     x, y = corner
-    classes = ["node", f"state-{box.status}"]
+    classes = ["node", f"state-{look_of(box.status)}"]
     if isinstance(box, Group):
         classes.append("group")
     if box.status in _WAITING:
@@ -261,9 +261,9 @@ def _bar(box: Box) -> str:
             f'<rect class="bar" x="{x:g}" {shape} width="{done:.1f}" rx="2"/>'
         )
     bars = []
-    for status, count in sorted(box.counts.items(), key=lambda item: _BAR_ORDER.index(item[0])):
+    for status, count in sorted(box.counts.items(), key=lambda item: _BAR_ORDER.index(look_of(item[0]))):
         share = width * count / len(box.members)
-        bars.append(f'<rect class="bar state-{status}" x="{x:.1f}" {shape} width="{share:.1f}"/>')
+        bars.append(f'<rect class="bar state-{look_of(status)}" x="{x:.1f}" {shape} width="{share:.1f}"/>')
         x += share
     return "".join(bars)
 

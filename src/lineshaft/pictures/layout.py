@@ -35,7 +35,7 @@ _CAREFUL_BOXES, _CAREFUL_EDGES, _CAREFUL_PLACES = 300, 600, 1_500
 _ROUTED_EDGES, _ROUTED_PLACES = 3_000, 8_000
 
 
-class Layout(Struct, frozen=True):
+class GraphLayout(Struct, frozen=True):
     width: float
     height: float
     #: The upper left corner of each box.
@@ -45,7 +45,7 @@ class Layout(Struct, frozen=True):
     routes: dict[tuple[int, int], tuple[Point, ...]]
 
 
-class _Place(Struct):
+class _LayerPlace(Struct):
     """A box, or an edge's place in a layer. `y` is its middle."""
 
     column: int
@@ -54,7 +54,7 @@ class _Place(Struct):
 
 
 @lru_cache(maxsize=128)
-def layout(boxes: int, edges: tuple[tuple[int, int], ...]) -> Layout:
+def layout(boxes: int, edges: tuple[tuple[int, int], ...]) -> GraphLayout:
     """Place boxes 0 to `boxes` − 1, and route the edges between them. Raises CycleError if there is a cycle.
 
     The result depends on the structure only and is cached by it. Edges must be distinct.
@@ -70,7 +70,7 @@ def layout(boxes: int, edges: tuple[tuple[int, int], ...]) -> Layout:
 class _Part(Struct):
     """A connected part of the graph, or all of it."""
 
-    places: dict[int, _Place]
+    places: dict[int, _LayerPlace]
     #: The places that each edge passes.
     passed: dict[tuple[int, int], list[int]]
 
@@ -120,7 +120,7 @@ def _routed_part(
 ) -> _Part:
     """A connected part, one call each: with several, the library's names of places are ambiguous."""
     if not edges:
-        return _Part({members[0]: _Place(0, 0, is_box=True)}, {})
+        return _Part({members[0]: _LayerPlace(0, 0, is_box=True)}, {})
     number = {box: index for index, box in enumerate(members)}
     ((positions, _, _, segments),) = from_edges(
         [(number[before], number[after]) for before, after in edges],
@@ -137,7 +137,9 @@ def _routed_part(
 
     layers = sorted({y for _, (_, y) in positions}, reverse=True)
     column = {y: index for index, y in enumerate(layers)}
-    places = {name_of(name): _Place(column[y], x, int(name) < len(members)) for name, (x, y) in positions}
+    places = {
+        name_of(name): _LayerPlace(column[y], x, int(name) < len(members)) for name, (x, y) in positions
+    }
     following: defaultdict[int, list[int]] = defaultdict(list)
     for before, after in segments or ():
         following[name_of(before)].append(name_of(after))
@@ -159,7 +161,7 @@ def _plain(boxes: int, edges: Sequence[tuple[int, int]], depths: dict[int, int])
         columns[depths[box]].append(box)
     highest = max(map(len, columns.values()), default=0)
     places = {
-        box: _Place(column, (row + (highest - len(members)) / 2) * (HEIGHT + ROW_GAP), is_box=True)
+        box: _LayerPlace(column, (row + (highest - len(members)) / 2) * (HEIGHT + ROW_GAP), is_box=True)
         for column, members in columns.items()
         for row, box in enumerate(members)
     }
@@ -205,7 +207,7 @@ def _separate(part: _Part, members: Sequence[int]) -> None:
         part.places[name].y = height + shift
 
 
-def _distance(one: _Place, other: _Place) -> float:
+def _distance(one: _LayerPlace, other: _LayerPlace) -> float:
     """The least distance between the middles of two neighbours in a column."""
     if one.is_box and other.is_box:
         return HEIGHT + ROW_GAP
@@ -214,7 +216,7 @@ def _distance(one: _Place, other: _Place) -> float:
     return _EDGE_TO_EDGE
 
 
-def _packed(boxes: int, parts: Iterable[_Part]) -> Layout:
+def _packed(boxes: int, parts: Iterable[_Part]) -> GraphLayout:
     """Put the parts beside and below each other, in rows: the picture becomes wider than high."""
     sized = []
     for part in parts:
@@ -234,7 +236,7 @@ def _packed(boxes: int, parts: Iterable[_Part]) -> Layout:
             used, top, row_height = 0, top + row_height + 2 * ROW_GAP, 0.0
         shift = top - highest
 
-        def left(place: _Place, first: int = used) -> float:
+        def left(place: _LayerPlace, first: int = used) -> float:
             return MARGIN + (first + place.column) * (WIDTH + COLUMN_GAP)
 
         for name, place in part.places.items():
@@ -251,7 +253,7 @@ def _packed(boxes: int, parts: Iterable[_Part]) -> Layout:
         row_height = max(row_height, height)
         right = max(right, MARGIN + used * (WIDTH + COLUMN_GAP) - COLUMN_GAP)
         bottom = max(bottom, top + row_height)
-    return Layout(
+    return GraphLayout(
         width=right + MARGIN,
         height=bottom + MARGIN,
         corners=tuple(corners[box] for box in range(boxes)),

@@ -8,6 +8,7 @@ from lineshaft.model.states import Status
 from lineshaft.pictures.dag import DagPicture
 from lineshaft.pictures.nodes import DagNode, Edge
 from lineshaft.pictures.state_colours import STATES
+from lineshaft.pictures.state_icons import look_of
 from lineshaft.pictures.text import clean
 
 _LONGEST_TITLE = 80
@@ -24,7 +25,7 @@ def dag_mermaid(
     number = {box.id: f"n{index}" for index, box in enumerate(picture.boxes)}
     lines = ["flowchart LR", f"  accTitle: {_escaped(title)}"]
     lines += [
-        f'  {number[box.id]}["{_escaped(box.title)}<br/>{_escaped(box.status)}"]:::{box.status}'
+        f'  {number[box.id]}["{_escaped(box.title)}<br/>{_escaped(box.status)}"]:::{look_of(box.status)}'
         for box in picture.boxes
     ]
     critical = set(pairwise(picture.critical))
@@ -32,11 +33,10 @@ def dag_mermaid(
         f"  {number[before]} {'==>' if (before, after) in critical else '-->'} {number[after]}"
         for before, after in picture.edges
     ]
-    used = {box.status for box in picture.boxes}
+    used = {look_of(box.status) for box in picture.boxes}
     lines += [
         f"  classDef {status} fill:#ffffff,color:#1f2328,stroke:{STATES[status].light},stroke-width:2px"
-        for status in Status
-        if status in used
+        for status in Status.in_order(used)
     ]
     return "\n".join(lines) + "\n"
 

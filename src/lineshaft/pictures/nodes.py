@@ -64,11 +64,11 @@ class Group:
     def counts(self) -> Mapping[Status, int]:
         """The number of members by state, in the order of the states; without zeros."""
         counted = Counter(member.status for member in self.members)
-        return {status: counted[status] for status in Status if status in counted}
+        return {status: counted[status] for status in Status.in_order(counted)}
 
     @property
     def status(self) -> Status:
-        return next(status for status in _MOST_URGENT if status in self.counts)
+        return next((status for status in _MOST_URGENT if status in self.counts), next(iter(self.counts)))
 
     @property
     def title(self) -> str:

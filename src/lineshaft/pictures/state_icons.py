@@ -64,14 +64,19 @@ def state_symbols(names: Iterable[str] = tuple(_SHAPES)) -> str:
     )
 
 
+def look_of(status: Status) -> Status:
+    """The state whose icon and colours it has: a state that this version doesn't know looks like CREATED."""
+    return status if status.is_known else Status.CREATED
+
+
 def icon_name(status: Status, *, by_person: bool = False) -> str:
-    return PERSON if by_person and status is Status.VALIDATING else status.value
+    return PERSON if by_person and status is Status.VALIDATING else look_of(status).value
 
 
 def state_icon(status: Status, *, by_person: bool = False) -> str:
     """An icon for a page that has the symbols. Screen readers skip it: the state's name is beside it."""
     name = icon_name(status, by_person=by_person)
     return (
-        f'<svg class="state-icon state-{status}" width="16" height="16" aria-hidden="true">'
+        f'<svg class="state-icon state-{look_of(status)}" width="16" height="16" aria-hidden="true">'
         f'<use href="#state-{name}"/></svg>'
     )

@@ -77,6 +77,8 @@ def duration(seconds: float) -> str:
 
 def dollars(amount: Decimal) -> str:
     """In cents, or in hundredths of a cent if it is less than one."""
+    if amount < 0:
+        return f"−{dollars(-amount)}"
     if amount >= _CENT:
         return f"${amount:,.2f}"
     return f"${amount:.4f}" if amount >= _CENT / 100 else f"<${_CENT / 100}"

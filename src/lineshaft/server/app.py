@@ -17,47 +17,20 @@ from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane import routes as officeplane_routes
 from lineshaft.integrations.officeplane import sockets
 from lineshaft.integrations.officeplane.officeplane import ERROR_FORMATS, Officeplane
+from lineshaft.operations import table
+from lineshaft.operations.operation import operations_in
 from lineshaft.server.framework import docs_page, openapi, problems
 from lineshaft.server.framework.middleware import AllowedHosts, BodyLimit, RequestMiddleware
-from lineshaft.server.framework.routing import Operation, routes
-from lineshaft.server.routes import (
-    agents,
-    artifacts,
-    dags,
-    events,
-    guards,
-    health,
-    hooks,
-    metrics,
-    review,
-    sources,
-    stats,
-    tasks,
-    tokens,
-    work,
-)
+from lineshaft.server.framework.routing import routes
+from lineshaft.server.routes import additions, agents, artifacts, health, hooks, metrics, work
 from lineshaft.server.service import Service
 
-#: Routes are matched in this order: the most frequent calls first.
-RESOURCES = (
-    work,
-    agents,
-    tasks,
-    dags,
-    events,
-    artifacts,
-    hooks,
-    review,
-    guards,
-    sources,
-    stats,
-    tokens,
-    metrics,
-    health,
-)
-_NATIVE = [operation for resource in RESOURCES for operation in resource.routes.operations]
-_OFFICEPLANE = officeplane_routes.routes.operations
-OPERATIONS: Sequence[Operation] = [*_NATIVE, *_OFFICEPLANE]
+#: What only a server answers comes before the table: most calls are of agents.
+_NATIVE = operations_in(work, agents, artifacts, hooks, metrics, health, additions)
+_NATIVE += table.OPERATIONS
+_OFFICEPLANE = operations_in(officeplane_routes)
+#: Every operation of a server.
+OPERATIONS = [*_NATIVE, *_OFFICEPLANE]
 
 
 class App(Router):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -10,11 +11,13 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from lineshaft.clock import lease_time
 from lineshaft.engine.agents import Present
-from lineshaft.engine.claim.schedule import Schedule
+from lineshaft.engine.claim.upcoming import Upcoming
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
 from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.maintenance import Maintenance, StuckTasksError
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.types.protocol import ClaimItem
 from lineshaft.types.work import Claim, ClaimedTask
@@ -25,11 +28,24 @@ _NO_SLOT_POLL_SEC = 5.0
 DISCONNECT_WATCHER = "lineshaft disconnect watcher"
 
 
+def check_in_time(tasks: Sequence[ClaimedTask], asked_at: float) -> None:
+    """Raise if claimed tasks may be others' by now: the database was slow, or this process was frozen."""
+    took = lease_time() - asked_at
+    for task in tasks:
+        if took >= task.lease_sec:
+            raise UnavailableError(
+                f"Claiming took {took:.1f} s, longer than the lease of task {task.id}, {task.lease_sec:g} s: "
+                "its claim was released. Claim again; if this happens often, raise heartbeat_interval_sec or "
+                "claim_ttl_sec."
+            )
+
+
 class _Poll:
     """One call. It ends for all its items at once."""
 
     def __init__(self) -> None:
         self._waiters: set[Waiter] = set()
+        self.opened_at = lease_time()
         self.ended = False
 
     def end(self) -> None:
@@ -48,12 +64,7 @@ class _Poll:
 
 class LongPolls:
     def __init__(
-        self,
-        engine: Engine,
-        directory: LaneDirectory,
-        *,
-        turns: asyncio.Semaphore,
-        stopping: asyncio.Event,
+        self, engine: Engine, directory: LaneDirectory, *, turns: asyncio.Semaphore, stopping: asyncio.Event
     ) -> None:
         """`turns` limits how many connections claims use at once."""
         self.engine = engine
@@ -69,8 +80,9 @@ class LongPolls:
     ) -> "AsyncIterator[list[ItemClaim]]":
         """Claim; wait for up to `wait_sec` until one item has work or an error.
 
-        The block produces the response. If it fails, or if the client has disconnected at its end, the tasks
-        are released. A poll with a name ends the earlier one with the same name.
+        The block produces the response. If it fails or takes longer than their leases, or if the client has
+        disconnected at its end, the tasks are released. A poll with a name ends the earlier one with the same
+        name.
         """
         tasks: list[ClaimedTask] = []
         async with watch_disconnect(receive) as disconnected:
@@ -79,6 +91,8 @@ class LongPolls:
                 claims = [ItemClaim(self, item, poll, tasks) for item in items]
                 await _claim(claims, poll, wait_sec)
                 yield claims
+                for claim in claims:
+                    check_in_time(claim.claim.tasks, claim.asked_at)
 
     @contextlib.contextmanager
     def delivering(self, tasks: Sequence[ClaimedTask], disconnected: "asyncio.Task[None]") -> Iterator[None]:
@@ -125,8 +139,15 @@ class ItemClaim:
         self._tasks = tasks
         self._present: Present | None = None
         self.claim = Claim()
+        #: When the claim was sent to the database, by the clock of leases.
+        self.asked_at = poll.opened_at
         self.slowdown_until: datetime | None = None
         self.error: LineshaftError | None = None
+
+    @property
+    def waited_sec(self) -> float:
+        """How long the poll had waited when it claimed."""
+        return self.asked_at - self._poll.opened_at
 
     @property
     def is_idle(self) -> bool:
@@ -147,6 +168,7 @@ class ItemClaim:
     async def claim_now(self) -> None:
         item = self._item
         async with self._polls.turns:
+            self.asked_at = lease_time()
             self.claim = await self._polls.engine.claims.claim(
                 item.agent_id, item.incarnation, limit=item.limit, types=item.types, start=item.start
             )
@@ -234,31 +256,65 @@ async def watch_disconnect(receive: Receive) -> "AsyncIterator[asyncio.Task[None
         await asyncio.wait({watching})
 
 
-class GuardWatcher:
-    """Wakes waiting agents when a guard opens: a slowdown ends, a breaker can be probed, a new day begins.
+class OpeningsWatcher:
+    """Wakes waiting agents when tasks become claimable without a notification.
 
-    No other process sends a wake-up for these.
+    A guard opens: a slowdown ends, a breaker can be probed, a new day begins. Or a task is due: a retry, a
+    snooze, a time to run at. No other process sends a wake-up for a guard, and the promoter looks for due
+    tasks only at its interval.
     """
 
-    #: How often it asks when the next guard opens, while agents wait.
+    #: How often it asks when the next guard opens, or the next task is due, while agents wait.
     _INTERVAL_SEC = 2.0
     _SHORTEST_PAUSE_SEC = 0.05
+    #: Tasks that are due within this time are promoted together.
+    _DUE_PAUSE_SEC = 0.2
+    _BATCH = 1_000
 
-    def __init__(self, schedule: Schedule, wakeups: Wakeups) -> None:
-        self._schedule = schedule
+    def __init__(self, upcoming: Upcoming, maintenance: Maintenance, wakeups: Wakeups) -> None:
+        self._upcoming = upcoming
+        self._maintenance = maintenance
         self._wakeups = wakeups
+        self._expected = math.inf
+        self._sooner = asyncio.Event()
+
+    def expect(self, delay_sec: float) -> None:
+        """A task is due in so many seconds: perhaps before the next look."""
+        due = asyncio.get_running_loop().time() + delay_sec
+        if due < self._expected:
+            self._expected = due
+            self._sooner.set()
 
     async def run(self) -> None:
         """Run until cancelled."""
+        clock = asyncio.get_running_loop().time
         since: datetime | None = None
         while True:
+            self._expected = math.inf
             pause = self._INTERVAL_SEC
             if self._wakeups.waiting or since is None:
                 with contextlib.suppress(UnavailableError):  # agents poll then
-                    found = await self._schedule.openings(since)
+                    found = await self._upcoming.openings(since)
                     since = found.now
                     if found.opened:
                         self._wakeups.wake_all()
                     if found.guard_sec is not None:
                         pause = min(pause, found.guard_sec)
-            await asyncio.sleep(max(pause, self._SHORTEST_PAUSE_SEC))
+                    if found.due_sec is not None and (found.due_sec > 0 or await self._promote()):
+                        pause = min(pause, max(found.due_sec, self._DUE_PAUSE_SEC))
+            looked = clock()
+            while (
+                left := max(min(looked + pause, self._expected), looked + self._SHORTEST_PAUSE_SEC) - clock()
+            ) > 0:
+                self._sooner.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._sooner.wait()
+
+    async def _promote(self) -> int:
+        """Make due tasks READY, with a notification; returns how many were due."""
+        try:
+            return await self._maintenance.promote_due(self._BATCH)
+        except StuckTasksError:
+            # The promoter finds out which.
+            return 0

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -12,23 +13,28 @@ from msgspec import UNSET, Struct
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
 from lineshaft.model.storable import is_storable, json_fault
+from lineshaft.settings import HOOK_PREFIX
 from lineshaft.sources import ticks
 from lineshaft.sources.expressions import Budget, Expression, ExpressionError
 from lineshaft.sources.template import MAX_BYTES, Template, TemplateError
 from lineshaft.sources.ticks import TickError, Ticks
-from lineshaft.sources.work import Work, WorkTemplate
-from lineshaft.types.sources import NewSource, SourceKind, definition_of
+from lineshaft.sources.work import RenderedWork, WorkTemplate
+from lineshaft.types.sources import DEFINED, NewSource, SourceKind, definition_of
 
 MAX_NAME = 200
 MAX_KEY = 1_000
 MAX_OPEN = 10_000
+#: Of event sources.
+DEFAULT_MAX_OPEN, DEFAULT_PER_MINUTE = 1_000, 1_000
+MAX_PER_MINUTE = 10_000
+MAX_REPLAY_WINDOW_SEC = 30 * 86_400.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: Parts of the paths of the API.
 _RESERVED = frozenset({"fire", "firings"})
 #: The page of the dashboard that creates a source.
 _NEW = "new"
 AGENT_PREFIX = "agent:"
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_VARIABLE = re.compile(HOOK_PREFIX + r"[A-Za-z0-9_]{1,80}")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
 _EVENT_KIND = re.compile(r"[a-z]+(\.[a-z_]+)?")
 
@@ -49,14 +55,20 @@ _FIELDS: Mapping[SourceKind, Mapping[str, Any]] = {
         "catch_up": "one",
         "jitter_sec": 0.0,
     },
-    SourceKind.WEBHOOK: {"verify": UNSET},
+    SourceKind.WEBHOOK: {"verify": UNSET, "replay_window_sec": 0.0},
     SourceKind.FILES: {
         "root": UNSET,
         "patterns": UNSET,
         "on": ["added", "modified"],
         "debounce_ms": 500,
     },
-    SourceKind.EVENT: {"on": UNSET},
+    # Without these limits, one event could lead to a thousand, and each of them to a thousand more.
+    SourceKind.EVENT: {
+        "on": UNSET,
+        "single": False,
+        "max_open": DEFAULT_MAX_OPEN,
+        "max_per_minute": DEFAULT_PER_MINUTE,
+    },
     SourceKind.OBSERVER: {
         "window_sec": 86_400.0,
         "group_by": "type",
@@ -83,6 +95,10 @@ def agent_of(name: str) -> str | None:
 
 def checked(source: NewSource) -> NewSource:
     """The definition with defaults; raises InvalidInputError with all faults that were found."""
+    if not source.kind.is_known:
+        raise InvalidInputError(
+            errors=[("kind", f"must be one of {', '.join(SourceKind)}, got {shown(source.kind)}")]
+        )
     faults: _Faults = []
     _check_name(source, faults)
     filled = _filled(source, faults)
@@ -91,9 +107,7 @@ def checked(source: NewSource) -> NewSource:
         _CHECKS[source.kind](filled, faults)
     if faults:
         raise InvalidInputError(errors=faults)
-    complete = msgspec.convert({**filled, "name": source.name, "kind": source.kind}, NewSource)
-    Definition(complete)
-    return complete
+    return msgspec.convert({**filled, "name": source.name, "kind": source.kind}, NewSource)
 
 
 def _check_name(source: NewSource, faults: _Faults) -> None:
@@ -113,7 +127,7 @@ def _filled(source: NewSource, faults: _Faults) -> dict[str, Any]:
     given = definition_of(source)
     filled: dict[str, Any] = {}
     for name, default in known.items():
-        if name in given:
+        if given.get(name) is not None:
             filled[name] = given[name]
         elif default is UNSET:
             faults.append((name, f"is required for sources of kind {source.kind}"))
@@ -194,17 +208,23 @@ def _check_webhook(filled: dict[str, Any], faults: _Faults) -> None:
             faults.append(("verify.secret_env", "has no use with the scheme none"))
     elif variable is None:
         faults.append(("verify.secret_env", f"is required for the scheme {scheme}"))
-    elif not _VARIABLE.fullmatch(variable) or variable.upper().startswith("LINESHAFT_"):
-        fault = "must be the name of an environment variable, not one of Lineshaft's own settings"
+    elif not _VARIABLE.fullmatch(variable):
+        # Else a source could read any variable of the server, such as the password of its database.
+        fault = f"must be the name of an environment variable that starts with {HOOK_PREFIX}"
         faults.append(("verify.secret_env", f"{fault}, got {shown(variable)}"))
     if header is not None:
         if scheme not in {"hmac-sha256", "token"}:
             faults.append(("verify.header", f"has no use with the scheme {scheme}, whose headers are fixed"))
         elif not _HEADER.fullmatch(header):
             faults.append(("verify.header", f"must be the name of a header, got {shown(header)}"))
+    if not 0 <= filled["replay_window_sec"] <= MAX_REPLAY_WINDOW_SEC:
+        fault = f"must be from 0 to {MAX_REPLAY_WINDOW_SEC:.0f} seconds, got {filled['replay_window_sec']}"
+        faults.append(("replay_window_sec", fault))
 
 
 def _check_files(filled: dict[str, Any], faults: _Faults) -> None:
+    if not PurePath(filled["root"]).is_absolute():
+        faults.append(("root", f"must be an absolute path, got {shown(filled['root'])}"))
     if not filled["patterns"] or len(filled["patterns"]) > 100:  # noqa: PLR2004
         faults.append(("patterns", "must have 1 to 100 patterns"))
     _check_one_of(filled["on"], {"added", "modified", "deleted"}, faults)
@@ -230,6 +250,9 @@ def _check_event(filled: dict[str, Any], faults: _Faults) -> None:
             )
     if not 1 <= len(filled["on"]) <= 50:  # noqa: PLR2004
         faults.append(("on", "must have 1 to 50 kinds of events"))
+    if not 1 <= filled["max_per_minute"] <= MAX_PER_MINUTE:
+        fault = f"must be a whole number from 1 to {MAX_PER_MINUTE}, got {filled['max_per_minute']}"
+        faults.append(("max_per_minute", fault))
 
 
 def _check_observer(filled: dict[str, Any], faults: _Faults) -> None:
@@ -259,19 +282,41 @@ _CHECKS: Mapping[SourceKind, Callable[[dict[str, Any], _Faults], None]] = {
 
 class Rendered(Struct, frozen=True):
     #: None: `when` is not true.
-    work: Work | None
+    work: RenderedWork | None
     #: From `idempotency`; None: the default of the kind.
     key: str | None = None
 
 
 class Definition:
-    """A checked definition, compiled."""
+    """A checked definition."""
 
     def __init__(self, source: NewSource) -> None:
         self.source = source
-        self._work = WorkTemplate(source.template or {})
-        self._when = Expression(source.when) if source.when else None
-        self._key = Template(source.idempotency, "idempotency") if source.idempotency else None
+
+    # Compiled when they are used: a large definition takes its time.
+
+    @cached_property
+    def _work(self) -> WorkTemplate:
+        return WorkTemplate(self.source.template or {})
+
+    @cached_property
+    def _when(self) -> Expression | None:
+        return Expression(self.source.when) if self.source.when else None
+
+    @cached_property
+    def _key(self) -> Template | None:
+        return Template(self.source.idempotency, "idempotency") if self.source.idempotency else None
+
+    @property
+    def max_open(self) -> int | None:
+        """How much of its work may be open. Sources of older versions may lack the default."""
+        default = DEFAULT_MAX_OPEN if self.source.kind is SourceKind.EVENT else None
+        return self.source.max_open or default
+
+    @property
+    def max_per_minute(self) -> int:
+        """How much an event source creates in a minute."""
+        return self.source.max_per_minute or DEFAULT_PER_MINUTE
 
     def created_by(self, event_kind: str | None = None) -> str:
         """The label of the work. `event_kind` is the kind of the event that an event source saw."""
@@ -333,5 +378,10 @@ def _checked_key(key: Any) -> str | None:
 
 @lru_cache(maxsize=1_024)
 def compiled(stored: bytes) -> Definition:
-    """The compiled form of a stored definition, which was checked when it was stored."""
-    return Definition(msgspec.json.decode(stored, type=NewSource))
+    """The compiled form of a stored definition, which was checked when it was stored.
+
+    A newer version stores all its fields with their defaults. Those that this version doesn't know are
+    passed over.
+    """
+    fields = {name: value for name, value in msgspec.json.decode(stored).items() if name in DEFINED}
+    return Definition(msgspec.convert(fields, NewSource))

@@ -28,10 +28,6 @@ _IDS: Mapping[str, tuple[str, ...]] = {
     "standard": ("webhook-id",),
 }
 _OTHER_IDS = ("webhook-id", "x-delivery-id", "idempotency-key")
-#: The id isn't signed there: a replayed delivery may have another one, but not another body.
-_UNSIGNED_IDS = frozenset({"github", "hmac-sha256"})
-#: No two of GitHub's bodies are the same: they contain times.
-_UNIQUE_BODIES = frozenset({"github"})
 
 
 class Delivery(Struct, frozen=True):
@@ -46,8 +42,13 @@ class Delivery(Struct, frozen=True):
     is_command: bool = False
 
 
-def read(how: Verification, headers: Mapping[str, str], body: bytes) -> Delivery:
-    """Parse an authentic delivery; raises InvalidInputError. Names of headers are in lower case."""
+def read(
+    how: Verification, headers: Mapping[str, str], body: bytes, *, replay_window_sec: float = 0.0
+) -> Delivery:
+    """Parse an authentic delivery; raises InvalidInputError. Names of headers are in lower case.
+
+    Within `replay_window_sec` a known body is a repeated delivery, also with another id.
+    """
     payload = _payload(headers.get("content-type", ""), body)
     fields = payload if isinstance(payload, dict) else {}
     if how.scheme == "slack":
@@ -59,7 +60,7 @@ def read(how: Verification, headers: Mapping[str, str], body: bytes) -> Delivery
     event = {**fields, "body": payload, "headers": shown}
     ping = how.scheme == "github" and headers.get("x-github-event") == "ping"
     command = how.scheme == "slack" and isinstance(fields.get("command"), str)
-    keys = _keys(how.scheme, headers, fields, body)
+    keys = _keys(how.scheme, headers, fields, body, replay_window_sec)
     return Delivery(event, keys, is_ping=ping, is_command=command)
 
 
@@ -92,17 +93,16 @@ def _json(body: bytes) -> Any:
 
 
 def _keys(
-    scheme: str, headers: Mapping[str, str], fields: Mapping[str, Any], body: bytes
+    scheme: str, headers: Mapping[str, str], fields: Mapping[str, Any], body: bytes, replay_window_sec: float
 ) -> list[tuple[str, float]]:
-    digest = (
-        f"body:{hashlib.sha256(body).hexdigest()}",
-        ID_SEC if scheme in _UNIQUE_BODIES else DIGEST_SEC,
-    )
-    given = next((headers[name] for name in _IDS.get(scheme, _OTHER_IDS) if headers.get(name)), None)
+    digest = f"body:{hashlib.sha256(body).hexdigest()}"
+    delivery_id = next((headers[name] for name in _IDS.get(scheme, _OTHER_IDS) if headers.get(name)), None)
     if scheme == "slack":
-        given = next((fields[name] for name in ("event_id", "trigger_id") if fields.get(name)), None)
-    if not isinstance(given, str) or not given.isprintable():
-        return [digest]
-    known = given if len(given) <= _MAX_ID else hashlib.sha256(given.encode()).hexdigest()
-    key = (f"delivery:{known}", ID_SEC)
-    return [key, digest] if scheme in _UNSIGNED_IDS else [key]
+        delivery_id = next((fields[name] for name in ("event_id", "trigger_id") if fields.get(name)), None)
+    if not isinstance(delivery_id, str) or not delivery_id.isprintable():
+        return [(digest, max(DIGEST_SEC, replay_window_sec))]
+    if len(delivery_id) > _MAX_ID:
+        delivery_id = hashlib.sha256(delivery_id.encode()).hexdigest()
+    keys = [(f"delivery:{delivery_id}", ID_SEC)]
+    # Senders such as GitHub don't sign the id, so only the body shows that a captured delivery is replayed.
+    return [*keys, (digest, replay_window_sec)] if replay_window_sec else keys

@@ -3,10 +3,12 @@
 JMESPath can neither call anything outside nor loop, but a short expression can still build a huge value:
 `[@,@] | [@,@] | …` doubles it with each step, and `to_string` or `==` then visits all of it. So every value
 that an expression builds is weighed, counting a shared part as often as it occurs, and every step is paid
-from a budget: an expression ends after a bounded amount of work, or fails.
+from a budget, a function by the size of what it visits: an expression ends after a bounded amount of work, or
+fails. In case some step takes longer than it should, the CPU time of a rendering is limited as well.
 """
 
 import math
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -25,6 +27,9 @@ MAX_VALUES = 100_000
 MAX_CHARACTERS = 1 << 20
 #: Steps of one rendering, with all its expressions: a fraction of a second.
 MAX_STEPS = 300_000
+#: CPU time of one rendering, and after how many steps it is looked at.
+MAX_CPU_SEC = 2.0
+_LOOK_EVERY = 1_000
 #: Characters that count as one step.
 _CHARACTERS_PER_STEP = 50
 
@@ -41,6 +46,9 @@ _MAKES_VALUES = frozenset(
     }
 )
 
+#: Functions that go through all that is in their arguments; others only through items.
+_DEEP = frozenset({"contains", "to_string"})
+
 
 class ExpressionError(ValueError):
     """An expression that can't be compiled or evaluated."""
@@ -51,11 +59,30 @@ class Budget:
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self._steps = steps
+        self._look_at = steps - _LOOK_EVERY
+        # Of this thread: on a busy machine an expression isn't at fault.
+        self._ends_at = time.thread_time() + MAX_CPU_SEC
 
     def spend(self, steps: int) -> None:
         self._steps -= steps
         if self._steps < 0:
             raise ExpressionError("takes too many steps; select less of the event")
+        if self._steps < self._look_at:
+            self._look_at = self._steps - _LOOK_EVERY
+            if time.thread_time() > self._ends_at:
+                raise ExpressionError(f"takes longer than {MAX_CPU_SEC:g} s; select less of the event")
+
+    def visit(self, value: Any, *, deeply: bool = False) -> None:
+        """Pay for a function or a comparison that goes through a value, or all that is in it."""
+        pending = [value]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, str):
+                self.spend(len(part) // _CHARACTERS_PER_STEP)
+            elif isinstance(part, list | dict):
+                self.spend(len(part))
+                if deeply:
+                    pending += part if isinstance(part, list) else [*part, *part.values()]
 
     def weigh(self, value: Any) -> None:
         """Refuse a value that is too large or too deep, or isn't JSON."""
@@ -124,11 +151,19 @@ class _Interpreter(TreeInterpreter):  # type: ignore[misc] # jmespath has no typ
             self._budget.weigh(value)
         return value
 
+    def visit_function_expression(self, node: dict[str, Any], value: Any) -> Any:
+        arguments = [self.visit(child, value) for child in node["children"]]
+        for argument in arguments:
+            self._budget.visit(argument, deeply=node["value"] in _DEEP)
+        return self._functions.call_function(node["value"], arguments)
+
     def visit_comparator(self, node: dict[str, Any], value: Any) -> Any:
         left, right = (self.visit(child, value) for child in node["children"])
         for operand in (left, right):
             if isinstance(operand, list | dict):
                 self._budget.weigh(operand)
+            else:
+                self._budget.visit(operand)
         literals = [{"type": "literal", "value": operand, "children": []} for operand in (left, right)]
         return super().visit_comparator({**node, "children": literals}, value)
 

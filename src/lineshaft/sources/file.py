@@ -9,6 +9,7 @@ from msgspec import Struct
 from lineshaft.errors import InvalidInputError
 from lineshaft.types.problems import invalid_input
 from lineshaft.types.sources import NewSource
+from lineshaft.types.written import check_numbers
 
 _MAX_BYTES = 16 << 20
 
@@ -36,6 +37,7 @@ def read(path: Path) -> list[NewSource]:
 
 def decode_yaml(content: bytes) -> Any:
     found = msgspec.yaml.decode(content)
+    check_numbers(found)
     for each in found.get("sources") or [] if isinstance(found, dict) else []:
         name_on(each)
     name_on(found)

@@ -8,6 +8,7 @@ name.
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -28,7 +29,8 @@ MACROS = {
     "@hourly": "0 * * * *",
 }
 _MAX_CRON = 200
-_FIELDS = 5
+#: The fields of an expression, and how many values each has.
+_FIELD_SIZES = {"minute": 60, "hour": 24, "day-of-month": 31, "month": 12, "day-of-week": 7}
 #: More than any clock changes by: wall-clock times that far ahead are later in any case.
 _CLOCK_CHANGE = timedelta(hours=3)
 
@@ -91,7 +93,7 @@ def _checked(expression: str) -> str:
             raise TickError("cron", f"unknown name {given!r}; use one of {', '.join(MACROS)}")
         return MACROS[given.lower()]
     fields = given.split()
-    if len(given) > _MAX_CRON or len(fields) != _FIELDS:
+    if len(given) > _MAX_CRON or len(fields) != len(_FIELD_SIZES):
         raise TickError(
             "cron",
             "must have five fields (minute, hour, day of month, month, day of week), such as '0 9 * * MON', "
@@ -101,12 +103,19 @@ def _checked(expression: str) -> str:
         CronSim(given, datetime(2000, 1, 1, tzinfo=UTC))
     except (CronSimError, AssertionError) as error:
         raise TickError("cron", _cron_fault(fields, str(error))) from None
+    for (name, size), value in zip(_FIELD_SIZES.items(), fields, strict=True):
+        # CronSim accepts them, and ticks once per range: '*/90' would run every hour.
+        if any(int(step) > size for step in re.findall(r"/(\d+)", value)):
+            fault = (
+                f"field {name}: {value!r} has a step of more than {size}; for longer intervals use every_sec"
+            )
+            raise TickError("cron", f"field {name}: {fault}")
     return given
 
 
 def _cron_fault(fields: list[str], fault: str) -> str:
     """Which field of an expression is wrong."""
-    for name, value in zip(("minute", "hour", "day-of-month", "month", "day-of-week"), fields, strict=True):
+    for name, value in zip(_FIELD_SIZES, fields, strict=True):
         if name in fault:
             return f"field {name}: {value!r} is not valid"
     return f"{' '.join(fields)!r} is not valid"

@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.errors import CycleError, InvalidInputError, LineshaftError
+from lineshaft.model import graph
 from lineshaft.model.tasks import MAX_DAG_TASKS, NewTask, resolve
 from lineshaft.sources.expressions import Budget
 from lineshaft.sources.template import Template
@@ -17,10 +18,10 @@ GOAL_TYPE = "goal"
 _GOAL_FIELDS = frozenset({"goal", "context", "budget_usd", "max_tasks", "approve", "tags"})
 _MAX_TITLE = 200
 #: Fields of a task and a DAG that the source sets.
-_SET_BY_SOURCE = {"created_by": "is set by the source", "surface": "unknown field"}
+_SET_BY_SOURCE = {"created_by": "is set by the source"}
 
 
-class Work(Struct, frozen=True):
+class RenderedWork(Struct, frozen=True):
     """Rendered and checked, but not submitted."""
 
     #: As they are submitted, for a dry run.
@@ -43,35 +44,38 @@ class WorkTemplate:
                 place = "template.task" if work.dag is None else f"template.dag.tasks[{number}]"
                 resolve(task, place=place)
 
-    def render(self, data: Mapping[str, Any], created_by: str, budget: Budget | None = None) -> Work:
+    def render(self, data: Mapping[str, Any], created_by: str, budget: Budget | None = None) -> RenderedWork:
         """The work for an event; raises TemplateError or another LineshaftError."""
         rendered = self._template.render(data, budget or Budget())
         if self._form == "dag":
             return _dag(rendered["dag"], created_by)
-        given = goal_task(rendered) if self._form == "goal" else rendered["task"]
-        given = {**given, "created_by": created_by}
-        return Work([given], task=_converted(given, NewTask, documents.task, "template.task"))
+        document = goal_task(rendered) if self._form == "goal" else rendered["task"]
+        document = {**document, "created_by": created_by}
+        return RenderedWork([document], task=_converted(document, NewTask, documents.task, "template.task"))
 
 
-def _dag(given: dict[str, Any], created_by: str) -> Work:
-    tasks = [{**task, "created_by": created_by} for task in given["tasks"]]
-    dag = {**given, "tasks": tasks, "created_by": created_by}
-    return Work(tasks, dag=_converted(dag, NewDag, documents.dag, "template.dag"))
+def _dag(template: dict[str, Any], created_by: str) -> RenderedWork:
+    tasks = [{**task, "created_by": created_by} for task in template["tasks"]]
+    document = {**template, "tasks": tasks, "created_by": created_by}
+    dag = _converted(document, NewDag, documents.dag, "template.dag")
+    # A dry run reports it too, though it submits nothing.
+    graph.order({task.key: task.depends_on for task in dag.tasks if task.key is not None})
+    return RenderedWork(tasks, dag=dag)
 
 
-def goal_task(given: dict[str, Any]) -> dict[str, Any]:
+def goal_task(template: dict[str, Any]) -> dict[str, Any]:
     """The document of a task whose spec is a goal."""
-    goal = given["goal"]
+    goal = template["goal"]
     if not isinstance(goal, str) or not goal.strip():
         raise InvalidInputError(errors=[("template.goal", "must be a text when it is rendered")])
-    spec = {name: value for name, value in given.items() if name != "tags" and value is not None}
+    spec = {name: value for name, value in template.items() if name != "tags" and value is not None}
     title = goal if len(goal) <= _MAX_TITLE else f"{goal[: _MAX_TITLE - 1]}…"
-    return {"type": GOAL_TYPE, "title": title, "spec": spec, "tags": given.get("tags") or []}
+    return {"type": GOAL_TYPE, "title": title, "spec": spec, "tags": template.get("tags") or []}
 
 
-def _converted(given: Any, kind: Any, simplify: documents.Simplify, place: str) -> Any:
+def _converted(document: Any, kind: Any, simplify: documents.Simplify, place: str) -> Any:
     try:
-        return documents.converted(given, kind, simplify)
+        return documents.converted(document, kind, simplify)
     except InvalidInputError as error:
         raise InvalidInputError(
             errors=[(f"{place}.{field}" if field else place, fault) for field, fault in error.errors]
@@ -85,8 +89,8 @@ def _converted(given: Any, kind: Any, simplify: documents.Simplify, place: str) 
 def _form(template: Mapping[str, Any]) -> str:
     forms = [name for name in ("task", "dag", "goal") if name in template]
     if len(forms) != 1:
-        found = ", ".join(sorted(map(str, template))) or "nothing"
-        raise InvalidInputError(errors=[("template", f"must have one of task, dag and goal, got {found}")])
+        names = ", ".join(sorted(map(str, template))) or "nothing"
+        raise InvalidInputError(errors=[("template", f"must have one of task, dag and goal, got {names}")])
     return forms[0]
 
 
@@ -109,8 +113,8 @@ def _check_dag(dag: Any, faults: list[tuple[str, str]]) -> None:
     if not isinstance(dag, dict):
         faults.append(("template.dag", "must be an object with title and tasks"))
         return
-    known = set(NewDag.__struct_fields__)
-    faults += _unknown(dag, known, "template.dag")
+    allowed = set(NewDag.__struct_fields__)
+    faults += _unknown(dag, allowed, "template.dag")
     if "title" not in dag:
         faults.append(("template.dag.title", "is required"))
     tasks = dag.get("tasks")
@@ -119,14 +123,30 @@ def _check_dag(dag: Any, faults: list[tuple[str, str]]) -> None:
         return
     for number, task in enumerate(tasks):
         _check_task(task, f"template.dag.tasks[{number}]", faults, keys=True)
+    if not faults:
+        _check_order(tasks, faults)
+
+
+def _check_order(tasks: list[dict[str, Any]], faults: list[tuple[str, str]]) -> None:
+    """Refuse a cycle that no event can change: a name that is an expression differs from all keys."""
+    depends_on = {task.get("key"): task.get("depends_on", ()) for task in tasks}
+    lists = {
+        str(key): [name for name in names if isinstance(name, str)]
+        for key, names in depends_on.items()
+        if key is not None and isinstance(names, list | tuple)
+    }
+    try:
+        graph.order(lists)
+    except CycleError as error:
+        faults.append(("template.dag.tasks", f"{error.errors[0][0]} {error.errors[0][1]}"))
 
 
 def _check_task(task: Any, place: str, faults: list[tuple[str, str]], *, keys: bool) -> None:
     if not isinstance(task, dict):
         faults.append((place, "must be an object with the fields of a task"))
         return
-    known = set(NewTask.__struct_fields__) - (set() if keys else {"key"})
-    faults += _unknown(task, known, place)
+    allowed = set(NewTask.__struct_fields__) - (set() if keys else {"key"})
+    faults += _unknown(task, allowed, place)
     if "type" not in task:
         faults.append((f"{place}.type", "is required"))
     children = task.get("children", [])
@@ -134,9 +154,9 @@ def _check_task(task: Any, place: str, faults: list[tuple[str, str]], *, keys: b
         _check_task(child, f"{place}.children[{number}]", faults, keys=True)
 
 
-def _unknown(given: Mapping[str, Any], known: set[str], place: str) -> list[tuple[str, str]]:
+def _unknown(document: Mapping[str, Any], allowed: set[str], place: str) -> list[tuple[str, str]]:
     return [
         (f"{place}.{name}", _SET_BY_SOURCE.get(name, "unknown field"))
-        for name in given
-        if name in _SET_BY_SOURCE or name not in known
+        for name in document
+        if name in _SET_BY_SOURCE or name not in allowed
     ]

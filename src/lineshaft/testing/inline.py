@@ -1,8 +1,9 @@
 """`InlineBench`: one handler, run alone. Steps, costs and progress are kept in memory."""
 
 import asyncio
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
@@ -10,10 +11,11 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import msgspec
 from msgspec import Raw
 
-from lineshaft.agent.context import SyncTaskContext, TaskContext
-from lineshaft.agent.execution import Execution
+from lineshaft.agent.context import context_of
+from lineshaft.agent.execution import Execution, Host
 from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze, Verdict, encoded, of_exception, of_value
 from lineshaft.agent.task_type import TaskType
+from lineshaft.agent.threads import Threads
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError
 from lineshaft.ids import new_id
@@ -25,7 +27,6 @@ from lineshaft.types.work import ClaimedTask, ClaimRef, NewStep, PastAttempt, Re
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 _INTERVAL_SEC = 30.0
 
@@ -57,6 +58,7 @@ class InlineBench:
         self._id = new_id("task")
         self._runs = 0
         self._attempts: list[PastAttempt] = []
+        self._lock = threading.Lock()
         #: What all attempts have cost so far.
         self.spent_usd = Decimal(0)
         #: Everything that was reported with `ctx.progress`, in order.
@@ -78,16 +80,17 @@ class InlineBench:
         """Run the handler with these arguments, and return its output."""
         handler = task_type._handler  # noqa: SLF001 - of this package
         assignment = self._assignment(resolve(task_type.new(*args, **kwargs)))
-        host = _Host(self._memory)
-        execution = host.execution = Execution(assignment, host)
+        threads = Threads("lineshaft inline")
+        host = Host(cast("Backend", self._memory), "inline", threads, self._collect_progress)
+        execution = Execution(assignment, handler, host, asked_at=math.inf, deadline=math.inf)
         arguments, named = handler.arguments(assignment.task.spec)
         if handler.takes_context:
-            arguments = ((TaskContext if handler.is_async else SyncTaskContext)(execution), *arguments)
+            arguments = (context_of(execution), *arguments)
         try:
             if handler.is_async:
                 value = await handler.function(*arguments, **named)
             else:
-                value = await host.in_thread(lambda: handler.function(*arguments, **named))
+                value = await asyncio.to_thread(handler.function, *arguments, **named)
             return self._output(task_type, value, execution)
         except BaseException as error:
             self._attempts.append(_past(assignment.task, error, execution.account.cost))
@@ -95,13 +98,18 @@ class InlineBench:
                 self._memory.checkpoint = state
             raise
         finally:
+            threads.close()
             self._runs += 1
-            self.progress += host.progress
             self.spent_usd += execution.account.cost
 
     def run_sync(self, task_type: TaskType[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """`run`, for a test without an event loop."""
         return asyncio.run(self.run(task_type, *args, **kwargs))
+
+    def _collect_progress(self, execution: Execution) -> None:
+        with self._lock:
+            if (json := execution.take_progress()) is not None:
+                self.progress.append(msgspec.json.decode(json))
 
     def _assignment(self, row: TaskRow) -> Assignment[ClaimedTask]:
         memory = self._memory
@@ -127,6 +135,7 @@ class InlineBench:
             max_attempts=row.max_attempts,
             max_cost_usd=row.max_cost_usd if self._max_cost_usd is None else money(self._max_cost_usd),
             require_decision_report=row.require_decision_report,
+            outdated=False,
             started=True,
             claimed_at=datetime.now(UTC),
             claim_ttl_sec=_INTERVAL_SEC,
@@ -175,27 +184,6 @@ class _Memory:
         raise LineshaftError(
             "ctx.spawn needs a queue. Test this handler with a Workbench, not an InlineBench."
         )
-
-
-class _Host:
-    """What an execution needs of an agent."""
-
-    def __init__(self, memory: _Memory) -> None:
-        self.backend = cast("Backend", memory)
-        self.agent_id = "inline"
-        self.loop = asyncio.get_running_loop()
-        self.slowdown_until: datetime | None = None
-        self.execution: Execution | None = None
-        self.progress: list[Any] = []
-        self._lock = threading.Lock()
-
-    def hurry(self) -> None:
-        with self._lock:
-            if self.execution is not None and (json := self.execution.take_progress()) is not None:
-                self.progress.append(msgspec.json.decode(json))
-
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        return await asyncio.to_thread(function)
 
 
 def _past(task: ClaimedTask, error: BaseException, cost_usd: Decimal) -> PastAttempt:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from lineshaft.agent.agent import Agent
-from lineshaft.agent.run import raised
+from lineshaft.agent.execution import raised
 from lineshaft.client.blocking import LoopThread, SyncLineshaft
 from lineshaft.client.database_backend import DatabaseBackend
 from lineshaft.client.lineshaft import Lineshaft
@@ -18,6 +18,7 @@ from lineshaft.logs import shown
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.operations import work
 from lineshaft.settings import Settings
 from lineshaft.testing.databases import scratch_database, server_for_tests
 from lineshaft.types import Task, TypedTask
@@ -103,7 +104,8 @@ class Workbench:
                     )
             finally:
                 raised.reset(collecting)
-            soon = (await backend.retry_within(types, _ALL_RETRIES_SEC)).due_sec if retry else None
+            request = work.NextRetry(type=tuple(types), within_sec=_ALL_RETRIES_SEC)
+            soon = (await backend.call(work.next_retry, request)).due_sec if retry else None
             if soon is None:
                 return
             await self.advance(max(soon, 0.0))

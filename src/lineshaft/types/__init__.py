@@ -3,172 +3,105 @@
 Nothing here imports the database driver or an HTTP library.
 """
 
-from lineshaft.model.durations import Duration
-from lineshaft.model.forecast import Forecast
-from lineshaft.model.priority import Tier
-from lineshaft.model.retry import FailureCategory, RetryPolicy, Strategy
-from lineshaft.model.reviews import Resolution
-from lineshaft.model.states import Status
-from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec, TaskDefaults, TaskOptions
-from lineshaft.types.agents import AgentInfo, InstanceInfo, NewAgent, RegisteredAgent
-from lineshaft.types.artifacts import Artifact
-from lineshaft.types.attention import Attention
-from lineshaft.types.changes import TaskChange
-from lineshaft.types.costs import CostFigures, CostLine, Costs, DagCosts, DayCosts, HourCosts, TodayCosts
-from lineshaft.types.dags import Dag, NewDag, SubmittedDag
-from lineshaft.types.events import Event, EventPage
-from lineshaft.types.filters import (
-    DagFilter,
-    DeadLetterFilter,
-    MatchedTasks,
-    TaskFilter,
-    TaskFilters,
-    TaskOrder,
-)
-from lineshaft.types.guards import Breaker, Lock, Pause, Slowdown
-from lineshaft.types.limits import Limits, VelocityAction
-from lineshaft.types.page import Page
-from lineshaft.types.problems import Fault, Problem
-from lineshaft.types.review import (
-    Approval,
-    ApprovalDecision,
-    BulkResolution,
-    DeadLetter,
-    DeadLetterGroup,
-    Refusal,
-    Report,
-    Review,
-)
-from lineshaft.types.sources import (
-    Fired,
-    Firing,
-    FiringOutcome,
-    NewSource,
-    Source,
-    SourceChange,
-    SourceFields,
-    SourceKind,
-    Verification,
-)
-from lineshaft.types.stats import (
-    ArtifactUsage,
-    Depth,
-    Minute,
-    Readiness,
-    Reason,
-    ReasonCode,
-    Stats,
-    Throughput,
-    ThroughputHistory,
-    Waits,
-    Why,
-)
-from lineshaft.types.tasks import (
-    Attempt,
-    ClaimInfo,
-    FailedAttempt,
-    OutputGate,
-    Submitted,
-    Task,
-    TaskOutput,
-    TokensUsed,
-)
-from lineshaft.types.tokens import NewToken, Scope, Token
-from lineshaft.types.typed_task import TypedTask
-from lineshaft.types.waiting import Waiting, WaitingReason
-from lineshaft.types.work import Child, PastAttempt
-
-__all__ = [
-    "AgentInfo",
-    "Approval",
-    "ApprovalDecision",
-    "Artifact",
-    "ArtifactUsage",
-    "Attempt",
-    "Attention",
-    "Breaker",
-    "BulkResolution",
-    "Child",
-    "ClaimInfo",
-    "CostFigures",
-    "CostLine",
-    "Costs",
-    "Dag",
-    "DagCosts",
-    "DagFilter",
-    "DayCosts",
-    "DeadLetter",
-    "DeadLetterFilter",
-    "DeadLetterGroup",
-    "Depth",
-    "Duration",
-    "Event",
-    "EventPage",
-    "FailedAttempt",
-    "FailureCategory",
-    "Fault",
-    "Fired",
-    "Firing",
-    "FiringOutcome",
-    "Forecast",
-    "Gate",
-    "HourCosts",
-    "InstanceInfo",
-    "Limits",
-    "Lock",
-    "MatchedTasks",
-    "Minute",
-    "NewAgent",
-    "NewDag",
-    "NewSource",
-    "NewTask",
-    "NewToken",
-    "OutputContract",
-    "OutputGate",
-    "Page",
-    "PastAttempt",
-    "Pause",
-    "Problem",
-    "Readiness",
-    "Reason",
-    "ReasonCode",
-    "Refusal",
-    "RegisteredAgent",
-    "Report",
-    "Resolution",
-    "RetryPolicy",
-    "RetrySpec",
-    "Review",
-    "Scope",
-    "Slowdown",
-    "Source",
-    "SourceChange",
-    "SourceFields",
-    "SourceKind",
-    "Stats",
-    "Status",
-    "Strategy",
-    "Submitted",
-    "SubmittedDag",
-    "Task",
-    "TaskChange",
-    "TaskDefaults",
-    "TaskFilter",
-    "TaskFilters",
-    "TaskOptions",
-    "TaskOrder",
-    "TaskOutput",
-    "Throughput",
-    "ThroughputHistory",
-    "Tier",
-    "TodayCosts",
-    "Token",
-    "TokensUsed",
-    "TypedTask",
-    "VelocityAction",
-    "Verification",
-    "Waiting",
-    "WaitingReason",
-    "Waits",
-    "Why",
-]
+import lineshaft.integrations.presets  # noqa: F401 - registers the presets of integrations
+from lineshaft.model.durations import Duration as Duration
+from lineshaft.model.forecast import Forecast as Forecast
+from lineshaft.model.priority import Tier as Tier
+from lineshaft.model.retry import FailureCategory as FailureCategory
+from lineshaft.model.retry import RetryPolicy as RetryPolicy
+from lineshaft.model.retry import Strategy as Strategy
+from lineshaft.model.reviews import Resolution as Resolution
+from lineshaft.model.states import Status as Status
+from lineshaft.model.tasks import Gate as Gate
+from lineshaft.model.tasks import NewTask as NewTask
+from lineshaft.model.tasks import OutputContract as OutputContract
+from lineshaft.model.tasks import RetrySpec as RetrySpec
+from lineshaft.model.tasks import TaskDefaults as TaskDefaults
+from lineshaft.model.tasks import TaskOptions as TaskOptions
+from lineshaft.model.type_defaults import TypeDefaults as TypeDefaults
+from lineshaft.types.agents import AgentInfo as AgentInfo
+from lineshaft.types.agents import InstanceInfo as InstanceInfo
+from lineshaft.types.agents import NewAgent as NewAgent
+from lineshaft.types.agents import RegisteredAgent as RegisteredAgent
+from lineshaft.types.artifacts import Artifact as Artifact
+from lineshaft.types.attention import Attention as Attention
+from lineshaft.types.changes import TaskChange as TaskChange
+from lineshaft.types.costs import CostCorrection as CostCorrection
+from lineshaft.types.costs import CostFigures as CostFigures
+from lineshaft.types.costs import CostLine as CostLine
+from lineshaft.types.costs import Costs as Costs
+from lineshaft.types.costs import DagCosts as DagCosts
+from lineshaft.types.costs import DayCosts as DayCosts
+from lineshaft.types.costs import Disputed as Disputed
+from lineshaft.types.costs import DisputedCost as DisputedCost
+from lineshaft.types.costs import HourCosts as HourCosts
+from lineshaft.types.costs import TodayCosts as TodayCosts
+from lineshaft.types.dags import Dag as Dag
+from lineshaft.types.dags import NewDag as NewDag
+from lineshaft.types.dags import SubmittedDag as SubmittedDag
+from lineshaft.types.events import Event as Event
+from lineshaft.types.events import EventPage as EventPage
+from lineshaft.types.filters import DagFilter as DagFilter
+from lineshaft.types.filters import DeadLetterFilter as DeadLetterFilter
+from lineshaft.types.filters import MatchedTasks as MatchedTasks
+from lineshaft.types.filters import TaskFilter as TaskFilter
+from lineshaft.types.filters import TaskFilters as TaskFilters
+from lineshaft.types.filters import TaskOrder as TaskOrder
+from lineshaft.types.guards import Breaker as Breaker
+from lineshaft.types.guards import Lock as Lock
+from lineshaft.types.guards import Pause as Pause
+from lineshaft.types.guards import Slowdown as Slowdown
+from lineshaft.types.limits import Limits as Limits
+from lineshaft.types.limits import ServerLimits as ServerLimits
+from lineshaft.types.limits import VelocityAction as VelocityAction
+from lineshaft.types.page import Page as Page
+from lineshaft.types.problems import Fault as Fault
+from lineshaft.types.problems import Problem as Problem
+from lineshaft.types.review import Approval as Approval
+from lineshaft.types.review import ApprovalDecision as ApprovalDecision
+from lineshaft.types.review import BulkResolution as BulkResolution
+from lineshaft.types.review import DeadLetter as DeadLetter
+from lineshaft.types.review import DeadLetterGroup as DeadLetterGroup
+from lineshaft.types.review import Refusal as Refusal
+from lineshaft.types.review import Report as Report
+from lineshaft.types.review import Review as Review
+from lineshaft.types.sources import Fired as Fired
+from lineshaft.types.sources import Firing as Firing
+from lineshaft.types.sources import FiringOutcome as FiringOutcome
+from lineshaft.types.sources import NewSource as NewSource
+from lineshaft.types.sources import ShownVerification as ShownVerification
+from lineshaft.types.sources import Source as Source
+from lineshaft.types.sources import SourceChange as SourceChange
+from lineshaft.types.sources import SourceFields as SourceFields
+from lineshaft.types.sources import SourceKind as SourceKind
+from lineshaft.types.sources import Verification as Verification
+from lineshaft.types.stats import ArtifactUsage as ArtifactUsage
+from lineshaft.types.stats import Depth as Depth
+from lineshaft.types.stats import Minute as Minute
+from lineshaft.types.stats import Readiness as Readiness
+from lineshaft.types.stats import Reason as Reason
+from lineshaft.types.stats import ReasonCode as ReasonCode
+from lineshaft.types.stats import Stats as Stats
+from lineshaft.types.stats import Throughput as Throughput
+from lineshaft.types.stats import ThroughputHistory as ThroughputHistory
+from lineshaft.types.stats import Waits as Waits
+from lineshaft.types.stats import Why as Why
+from lineshaft.types.task_types import DefaultsOfType as DefaultsOfType
+from lineshaft.types.task_types import TypeInfo as TypeInfo
+from lineshaft.types.task_types import UncappedClaim as UncappedClaim
+from lineshaft.types.tasks import Attempt as Attempt
+from lineshaft.types.tasks import ClaimInfo as ClaimInfo
+from lineshaft.types.tasks import FailedAttempt as FailedAttempt
+from lineshaft.types.tasks import OutputGate as OutputGate
+from lineshaft.types.tasks import Submitted as Submitted
+from lineshaft.types.tasks import Task as Task
+from lineshaft.types.tasks import TaskOutput as TaskOutput
+from lineshaft.types.tasks import TokensUsed as TokensUsed
+from lineshaft.types.tokens import NewToken as NewToken
+from lineshaft.types.tokens import Scope as Scope
+from lineshaft.types.tokens import Token as Token
+from lineshaft.types.typed_task import TypedTask as TypedTask
+from lineshaft.types.waiting import Waiting as Waiting
+from lineshaft.types.waiting import WaitingReason as WaitingReason
+from lineshaft.types.work import Child as Child
+from lineshaft.types.work import PastAttempt as PastAttempt

@@ -6,18 +6,22 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-_Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+from lineshaft.model.type_defaults import TypeDefaults
+from lineshaft.types.features import Needs
+from lineshaft.types.request import Name, Request
+
 MAX_VERSION = 200
 #: Characters of the name of an instance or a machine.
 MAX_INSTANCE = 300
-_Names = Annotated[tuple[_Name, ...], Meta(max_length=1000)]
+_Names = Annotated[tuple[Name, ...], Meta(max_length=1000)]
 _InstanceName = Annotated[str, Meta(max_length=MAX_INSTANCE)]
 #: Instances whose end one call may report.
 MAX_GONE = 1_000
 InstanceNames = Annotated[tuple[_InstanceName, ...], Meta(max_length=MAX_GONE)]
+Incarnation = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     #: Names the process; registering the same name again supersedes the process that had it.
     instance: _InstanceName = ""
@@ -25,7 +29,7 @@ class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: _InstanceName | None = None
     #: Instances of this agent on the same host whose processes are known to be dead.
     gone: InstanceNames = ()
-    type: _Name | None = None
+    type: Name | None = None
     capabilities: _Names = ()
     #: None: every type that matches its capabilities.
     types: _Names | None = None
@@ -37,6 +41,8 @@ class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     poll_interval_sec: float = 5.0
     claim_ttl_sec: float = 60.0
     heartbeat_interval_sec: float = 30.0
+    #: Defaults of tasks by type, for types that it serves.
+    task_defaults: Annotated[dict[str, TypeDefaults], Meta(max_length=1000), Needs("task_defaults")] = {}
 
 
 class InstanceInfo(Struct, frozen=True, kw_only=True):
@@ -105,9 +111,27 @@ class RegisteredAgent(AgentInfo, frozen=True, kw_only=True):
 
     #: What was declared but doesn't count, and the command that changes it.
     warnings: list[str] = []
+    #: Optional fields of requests that the server understands; a client leaves out the others.
+    features: list[str] = []
 
     @property
     def own(self) -> InstanceInfo:
         """The instance that was registered."""
         (own,) = self.instances
         return own
+
+
+class AgentInstance(Request, frozen=True, kw_only=True):
+    incarnation: Incarnation
+
+
+class Siblings(AgentInstance, frozen=True, kw_only=True):
+    #: Instances of the same agent and host whose processes are known to be dead.
+    gone: InstanceNames = ()
+    #: Name all instances on the same host, not only some to watch.
+    everyone: bool = False
+
+
+class SiblingNames(Struct, frozen=True):
+    #: Instances of the same agent and host, for the caller to watch.
+    instances: list[str]

@@ -80,8 +80,7 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
 
 
 def assignments(
-    claim: Claim,
-    token_of: Callable[[ClaimedTask], str] = lambda _: "",
+    claim: Claim, token_of: Callable[[ClaimedTask], str] = lambda _: ""
 ) -> list[Assignment[ClaimedTask]]:
     """`token_of` makes the claim token of a claimed task."""
     return [_assignment(task, claim, token_of(task)) for task in claim.tasks]

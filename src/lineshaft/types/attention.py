@@ -33,3 +33,5 @@ class Attention(Struct, frozen=True, kw_only=True):
     agents_offline: int
     #: DAGs with tasks that their budget doesn't allow.
     dags_over_budget: int
+    #: Tasks with a disputed cost.
+    disputed_tasks: int = 0

@@ -2,12 +2,15 @@
 
 from datetime import date, datetime
 from decimal import Decimal
+from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from lineshaft.errors import InvalidInputError
-from lineshaft.model.budget import shown
+from lineshaft.model.budget import money, shown
 from lineshaft.model.forecast import Forecast
+from lineshaft.types.request import MAX_REASON
+from lineshaft.types.work import MOST_COST
 
 DEFAULT_DAYS = 7
 #: Costs are kept for this long.
@@ -85,6 +88,52 @@ class TodayCosts(Struct, frozen=True, kw_only=True):
     forecast: Forecast | None
 
 
+class DisputedCost(Struct, frozen=True, kw_only=True):
+    """A task whose claims reported more than their ceilings; a person accepts or refuses the rest."""
+
+    id: str
+    title: str
+    type: str
+    #: The agent of the last such claim.
+    agent_id: str
+    #: Without what is disputed.
+    cost_usd: Decimal
+    disputed_usd: Decimal
+    #: The first such report.
+    since: datetime
+
+
+class Disputed(StrEnum):
+    """What a person decides on a disputed cost: it counts, or it never does."""
+
+    ACCEPT = "accept"
+    REFUSE = "refuse"
+
+
+class CostCorrection(Struct, frozen=True, kw_only=True):
+    """What a task has cost in the end: an amount, or what a decision on its disputed cost makes of it."""
+
+    reason: str
+    cost_usd: Decimal | float | None = None
+    disputed: Disputed | None = None
+
+    def checked_cost(self) -> Decimal | None:
+        """The amount as it is stored; None: the decision tells."""
+        if not 1 <= len(self.reason) <= MAX_REASON:
+            fault = f"must be a text of 1 to {MAX_REASON} characters, got {len(self.reason)}"
+            raise InvalidInputError(errors=[("reason", fault)])
+        if (self.cost_usd is None) == (self.disputed is None):
+            fault = "give this, what the task has cost, or disputed: accept or refuse"
+            raise InvalidInputError(errors=[("cost_usd", fault)])
+        if self.cost_usd is None:
+            return None
+        cost = money(self.cost_usd, "cost_usd")
+        if cost > MOST_COST:
+            fault = f"must be at most {MOST_COST} US dollars, got {cost}"
+            raise InvalidInputError(errors=[("cost_usd", fault)])
+        return cost
+
+
 class Costs(Struct, frozen=True, kw_only=True):
     as_of: datetime
     since: date
@@ -100,3 +149,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     by_dag: list[DagCosts]
     #: All such DAGs were compared; otherwise only the newest.
     by_dag_exact: bool
+    #: What waits for a person, of all tasks and days; it is in none of the sums above.
+    disputed_usd: Decimal = Decimal(0)
+    #: The tasks with the most of it.
+    disputed: list[DisputedCost] = field(default_factory=list)

@@ -8,18 +8,17 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.request import Name
 from lineshaft.types.tasks import Submitted
-
-_Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 class NewDag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A DAG to submit. Its tasks depend on each other by `key`."""
 
-    title: _Name
+    title: Name
     tasks: Annotated[list[NewTask], Meta(min_length=1)]
     budget_ceiling_usd: Decimal | float | None = None
-    created_by: _Name | None = None
+    created_by: Name | None = None
     idempotency_key: str | None = None
 
 

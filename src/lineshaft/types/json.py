@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from lineshaft.model.storable import readable_json
+
 NULL = Raw(b"null")
 
 
@@ -22,6 +24,12 @@ def empty_list() -> Raw:
 
 def raw(json: bytes | None) -> Raw:
     return NULL if json is None else Raw(json)
+
+
+def json_or_none(name: str, json: Raw) -> bytes | None:
+    """The JSON as the engine takes it, where null means nothing."""
+    given = bytes(json)
+    return None if given == b"null" else readable_json(name, given)
 
 
 def decoded(json: Raw) -> Any:

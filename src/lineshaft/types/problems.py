@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from http import HTTPStatus
 
 from msgspec import Struct, ValidationError
 
@@ -75,13 +76,37 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 )
             case errors.UnauthorizedError.code:
                 return errors.UnauthorizedError(f"{self.detail.removesuffix('.')}. {_WHERE_TO_PUT_IT}")
-        return _KINDS.get(self.code, LineshaftError)(self.detail)
+        kind = _KINDS.get(self.code)
+        return self._of_newer_server if kind is None else kind(self.detail)
+
+    @property
+    def _of_newer_server(self) -> LineshaftError:
+        """The error of a code that this version doesn't know: its class follows from the HTTP status."""
+        kind = _BY_STATUS.get(self.status, LineshaftError)
+        if self.retryable and self.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            kind = errors.UnavailableError
+        error = kind(self.detail)
+        error.code = self.code
+        if self.retryable is not None:
+            error.retryable = self.retryable
+        return error
 
     @property
     def _faults(self) -> list[tuple[str, str]]:
         return [(fault.loc, fault.msg) for fault in self.errors or ()]
 
 
+#: Only classes that say nothing more than the status does.
+_BY_STATUS: dict[int, type[LineshaftError]] = {
+    HTTPStatus.UNAUTHORIZED: errors.UnauthorizedError,
+    HTTPStatus.PAYMENT_REQUIRED: errors.BudgetExceededError,
+    HTTPStatus.FORBIDDEN: errors.ForbiddenError,
+    HTTPStatus.NOT_FOUND: errors.NotFoundError,
+    HTTPStatus.CONFLICT: errors.InvalidTransitionError,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: errors.PayloadTooLargeError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: errors.InvalidInputError,
+    HTTPStatus.TOO_MANY_REQUESTS: errors.RateLimitedError,
+}
 _BY_FAULTS = {kind.code: kind for kind in (errors.InvalidInputError, errors.DependencyNotFoundError)}
 _WITH_FAULTS = (errors.InvalidInputError, errors.CycleError, errors.DependencyNotFoundError)
 

@@ -7,7 +7,7 @@ body of the single call (`/v1/tasks/{id}/complete`) and its path parameters.
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -16,54 +16,21 @@ from lineshaft.model.budget import money
 from lineshaft.model.states import Status
 from lineshaft.model.storable import readable_json, replace_unstorable
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.agents import InstanceNames
+from lineshaft.types import work as w
+from lineshaft.types.agents import Incarnation
 from lineshaft.types.assignments import Assignment, T
 from lineshaft.types.data_refs import DataRef, data_ref_in
-from lineshaft.types.json import NULL, null
+from lineshaft.types.json import json_or_none, null, raw
 from lineshaft.types.problems import Problem
+from lineshaft.types.request import Name, Request, Seconds, Text
 from lineshaft.types.tasks import Submitted, Task, TokensUsed
-from lineshaft.types.work import (
-    MAX_ERROR,
-    Cancellation,
-    Child,
-    ClaimedTask,
-    ClaimRef,
-    Completion,
-    Failure,
-    HeldTask,
-    NewCheckpoint,
-    NewSpawn,
-    NewStep,
-    Presence,
-    Release,
-    RemainingBudgets,
-    Spent,
-    end_of,
-)
+from lineshaft.types.work import MAX_ERROR, Child, ClaimedTask, ClaimRef, RemainingBudgets, Spent, end_of
 
 MAX_ITEMS = 1_000
 MAX_WAIT_SEC = 60.0
 
-Name = Annotated[str, Meta(min_length=1, max_length=1_000)]
-Text = Annotated[str, Meta(max_length=10_000)]
-Seconds = Annotated[float, Meta(ge=0, le=365 * 86_400)]
 WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_SEC)]
-Incarnation = Annotated[int, Meta(ge=0, le=2**62)]
 Types = Annotated[list[Name], Meta(max_length=1_000)]
-
-
-class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Unknown fields are refused, so that a misspelt one is never ignored."""
-
-
-def json_or_none(name: str, given: Raw) -> bytes | None:
-    """The JSON as the engine takes it, where null means nothing."""
-    json = bytes(given)
-    return None if json == b"null" else readable_json(name, json)
-
-
-def _raw(json: bytes | None) -> Raw:
-    return NULL if json is None else Raw(json)
 
 
 class View(StrEnum):
@@ -78,7 +45,7 @@ class View(StrEnum):
 I = TypeVar("I")  # noqa: E741 - the type of an item
 
 
-class Batch(Body, Generic[I], frozen=True, kw_only=True):
+class Batch(Request, Generic[I], frozen=True, kw_only=True):
     items: Annotated[list[I], Meta(max_length=MAX_ITEMS)]
 
 
@@ -96,7 +63,7 @@ class ClaimBatch(ViewedBatch[I], Generic[I], frozen=True, kw_only=True):
 # Claims.
 
 
-class ClaimOptions(Body, frozen=True, kw_only=True):
+class ClaimOptions(Request, frozen=True, kw_only=True):
     incarnation: Incarnation
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 1
     #: None: all types that the agent registered for.
@@ -113,13 +80,16 @@ class ClaimItem(ClaimOptions, frozen=True, kw_only=True):
     agent_id: Name
 
 
-class ClaimTask(Body, frozen=True, kw_only=True):
+class ClaimTask(Request, frozen=True, kw_only=True):
     agent_id: Name
     incarnation: Incarnation
 
 
 class ClaimResult(Struct, Generic[T], frozen=True, kw_only=True, omit_defaults=True):
     tasks: list[Assignment[T]] | UnsetType = UNSET
+    #: How long the call had waited when it claimed the tasks. Their leases count from then: a caller that
+    #: adds it to the time at which it sent the call knows when they end at the earliest.
+    waited_sec: float | UnsetType = UNSET
     #: Some of the agent's models are slowed down until then.
     slowdown_until: datetime | UnsetType = UNSET
     problem: Problem | None = None
@@ -128,11 +98,15 @@ class ClaimResult(Struct, Generic[T], frozen=True, kw_only=True, omit_defaults=T
 # Heartbeats.
 
 
-class Spending(Body, frozen=True, kw_only=True):
+class ReportedTokens(TokensUsed, frozen=True, forbid_unknown_fields=True):
+    """In a request, where a misspelt field is refused."""
+
+
+class Spending(Request, frozen=True, kw_only=True):
     """What an attempt has used since its claim."""
 
     cost_usd: Decimal | float | None = None
-    tokens_used: TokensUsed | None = None
+    tokens_used: ReportedTokens | None = None
 
     @property
     def spent(self) -> Spent:
@@ -141,13 +115,30 @@ class Spending(Body, frozen=True, kw_only=True):
         return Spent(cost, used.input, used.output)
 
 
-_NO_TOKENS = TokensUsed()
+_NO_TOKENS = ReportedTokens()
 
 
-def _tokens(spent: Spent) -> TokensUsed | None:
+def _tokens(spent: Spent) -> ReportedTokens | None:
     if not spent.tokens_input and not spent.tokens_output:
         return None
-    return TokensUsed(spent.tokens_input, spent.tokens_output)
+    return ReportedTokens(spent.tokens_input, spent.tokens_output)
+
+
+def _claimed(
+    given: w.Completion | w.Failure | w.Release | w.Cancellation | w.NewStep | w.NewCheckpoint | w.NewSpawn,
+) -> Any:
+    """The fields that every item about a claim has."""
+    return {
+        "id": given.claim.id,
+        "claim_token": given.claim.token,
+        "cost_usd": given.spent.cost_usd,
+        "tokens_used": _tokens(given.spent),
+    }
+
+
+def raise_problem(problem: Problem | None) -> None:
+    if problem is not None:
+        raise problem.exception
 
 
 #: No claim has it.
@@ -160,26 +151,26 @@ class HeartbeatTask(Spending, frozen=True, kw_only=True):
     #: Null: nothing new.
     progress: Raw = field(default_factory=null)
 
-    def held(self, claim: ClaimRef | None, holder: Presence) -> HeldTask:
+    def held(self, claim: ClaimRef | None, holder: w.Presence) -> w.HeldTask:
         """`claim` is None if the token is invalid."""
         progress = json_or_none("progress", self.progress)
         epoch = _NO_EPOCH if claim is None else claim.epoch
-        return HeldTask(self.id, epoch, holder, progress, self.spent, self.claim_token)
+        return w.HeldTask(self.id, epoch, holder, progress, self.spent, self.claim_token)
 
     @classmethod
-    def of(cls, held: HeldTask) -> "HeartbeatTask":
+    def of(cls, held: w.HeldTask) -> "HeartbeatTask":
         return cls(
             id=held.id,
             claim_token=held.token,
-            progress=_raw(held.progress),
+            progress=raw(held.progress),
             cost_usd=held.spent.cost_usd or None,
             tokens_used=_tokens(held.spent),
         )
 
 
-class Heartbeat(Body, frozen=True, kw_only=True):
+class Heartbeat(Request, frozen=True, kw_only=True):
     incarnation: Incarnation
-    tasks: Annotated[list[HeartbeatTask], Meta(max_length=10_000)] = []
+    tasks: Annotated[list[HeartbeatTask], Meta(max_length=10_000)] = field(default_factory=list)
 
 
 class HeartbeatItem(Heartbeat, frozen=True, kw_only=True):
@@ -193,6 +184,9 @@ class HeartbeatResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: dict[str, str] | UnsetType = UNSET
     #: The cost could not be written, because another transaction holds the task: report it again.
     spent_later: bool | UnsetType = UNSET
+    #: Tasks that go on, but whose leases were not renewed: another transaction holds them, or they haven't
+    #: been started. Send another heartbeat soon.
+    not_renewed: list[str] | UnsetType = UNSET
     #: active, draining or offline.
     status: str | UnsetType = UNSET
     #: How many tasks the agent may hold, which an operator may change.
@@ -216,7 +210,7 @@ def _data(place: str, data: Raw, data_ref: str | None) -> bytes:
     return reference
 
 
-class Start(Body, frozen=True, kw_only=True):
+class Start(Request, frozen=True, kw_only=True):
     claim_token: str
 
 
@@ -224,7 +218,7 @@ class StartItem(Start, frozen=True, kw_only=True):
     id: Name
 
 
-class Output(Body, frozen=True, kw_only=True):
+class Output(Request, frozen=True, kw_only=True):
     #: The kind of the output, for readers; default: the one that the task asked for.
     type: Name | None = None
     data: Raw = field(default_factory=null)
@@ -234,7 +228,7 @@ class Output(Body, frozen=True, kw_only=True):
     decision_report: Raw = field(default_factory=null)
 
 
-class Next(Body, frozen=True, kw_only=True):
+class Next(Request, frozen=True, kw_only=True):
     """Which task the instance takes next."""
 
     #: None: all types that the agent registered for.
@@ -247,9 +241,9 @@ class Complete(Spending, frozen=True, kw_only=True):
     #: With true the same instance claims and starts its next task in the same call; `types` restricts it.
     next: bool | Next = False
 
-    def completion(self, claim: ClaimRef) -> Completion:
+    def completion(self, claim: ClaimRef) -> w.Completion:
         output = self.output
-        return Completion(
+        return w.Completion(
             claim,
             output=_data("output.data", output.data, output.data_ref),
             artifacts=json_or_none("output.artifacts", output.artifacts),
@@ -263,19 +257,16 @@ class CompleteItem(Complete, frozen=True, kw_only=True):
     id: Name
 
     @classmethod
-    def of(cls, given: Completion, *, following: Next | None = None) -> "CompleteItem":
+    def of(cls, given: w.Completion, *, following: Next | None = None) -> "CompleteItem":
         return cls(
+            **_claimed(given),
             next=following or False,
-            id=given.claim.id,
-            claim_token=given.claim.token,
             output=Output(
                 type=given.output_type,
-                data=_raw(given.output),
-                artifacts=_raw(given.artifacts),
-                decision_report=_raw(given.decision_report),
+                data=raw(given.output),
+                artifacts=raw(given.artifacts),
+                decision_report=raw(given.decision_report),
             ),
-            cost_usd=given.spent.cost_usd,
-            tokens_used=_tokens(given.spent),
         )
 
 
@@ -287,8 +278,8 @@ class Fail(Spending, frozen=True, kw_only=True):
     #: The last 16 KiB are kept, for people: it decides nothing.
     traceback: str | None = None
 
-    def failure(self, claim: ClaimRef) -> Failure:
-        return Failure(
+    def failure(self, claim: ClaimRef) -> w.Failure:
+        return w.Failure(
             claim, self.error, self.category, self.retry_after_sec, self.spent, traceback=self.traceback
         )
 
@@ -297,17 +288,14 @@ class FailItem(Fail, frozen=True, kw_only=True):
     id: Name
 
     @classmethod
-    def of(cls, given: Failure) -> "FailItem":
+    def of(cls, given: w.Failure) -> "FailItem":
         return cls(
-            id=given.claim.id,
-            claim_token=given.claim.token,
+            **_claimed(given),
             # As it is stored: not every Python string is valid JSON.
             error=replace_unstorable(given.error[:MAX_ERROR]),
             category=None if given.category is None else replace_unstorable(given.category),
             retry_after_sec=given.retry_after_sec,
             traceback=None if given.traceback is None else replace_unstorable(end_of(given.traceback)),
-            cost_usd=given.spent.cost_usd,
-            tokens_used=_tokens(given.spent),
         )
 
 
@@ -315,22 +303,16 @@ class ReleaseClaim(Spending, frozen=True, kw_only=True):
     claim_token: str
     delay_sec: Seconds | None = None
 
-    def release(self, claim: ClaimRef) -> Release:
-        return Release(claim, self.delay_sec or None, self.spent)
+    def release(self, claim: ClaimRef) -> w.Release:
+        return w.Release(claim, self.delay_sec or None, self.spent)
 
 
 class ReleaseItem(ReleaseClaim, frozen=True, kw_only=True):
     id: Name
 
     @classmethod
-    def of(cls, given: Release) -> "ReleaseItem":
-        return cls(
-            id=given.claim.id,
-            claim_token=given.claim.token,
-            delay_sec=given.delay_sec,
-            cost_usd=given.spent.cost_usd,
-            tokens_used=_tokens(given.spent),
-        )
+    def of(cls, given: w.Release) -> "ReleaseItem":
+        return cls(**_claimed(given), delay_sec=given.delay_sec)
 
 
 class Cancel(Spending, frozen=True, kw_only=True):
@@ -339,23 +321,16 @@ class Cancel(Spending, frozen=True, kw_only=True):
     #: Required with the scope `agent`.
     claim_token: str | None = None
 
-    def cancellation(self, claim: ClaimRef) -> Cancellation:
-        return Cancellation(claim, self.reason, self.cascade, self.spent)
+    def cancellation(self, claim: ClaimRef) -> w.Cancellation:
+        return w.Cancellation(claim, self.reason, self.cascade, self.spent)
 
 
 class CancelItem(Cancel, frozen=True, kw_only=True):
     id: Name
 
     @classmethod
-    def of(cls, given: Cancellation) -> "CancelItem":
-        return cls(
-            id=given.claim.id,
-            claim_token=given.claim.token,
-            reason=replace_unstorable(given.reason),
-            cascade=given.cascade,
-            cost_usd=given.spent.cost_usd,
-            tokens_used=_tokens(given.spent),
-        )
+    def of(cls, given: w.Cancellation) -> "CancelItem":
+        return cls(**_claimed(given), reason=replace_unstorable(given.reason), cascade=given.cascade)
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -365,9 +340,16 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Status | UnsetType = UNSET
     #: Of a failed or rate limited attempt: seconds until the next one is due. None if the call is repeated.
     retry_in_sec: float | None = None
+    #: Why the attempt failed, also if its output was rejected. None if the call is repeated.
+    failure_reason: str | None = None
     problem: Problem | None = None
     #: The next task, where one was asked for.
     next_claim: Assignment[ClaimedTask] | None = None
+
+    def moved(self, task_id: str) -> w.Moved:
+        error = None if self.problem is None else self.problem.exception
+        status = None if self.status is UNSET else self.status
+        return w.Moved(task_id, status, error, self.retry_in_sec, self.failure_reason)
 
 
 class CompletedTask(Task, frozen=True, kw_only=True):
@@ -389,8 +371,8 @@ class RecordStep(Spending, frozen=True, kw_only=True):
     #: under a later claim replaces the recorded one. null: every call of the step matches.
     digest: str | None = None
 
-    def step(self, claim: ClaimRef, name: str) -> NewStep:
-        return NewStep(
+    def step(self, claim: ClaimRef, name: str) -> w.NewStep:
+        return w.NewStep(
             claim,
             name,
             _data("data", self.data, self.data_ref),
@@ -405,15 +387,12 @@ class StepItem(RecordStep, frozen=True, kw_only=True):
     name: str
 
     @classmethod
-    def of(cls, given: NewStep) -> "StepItem":
+    def of(cls, given: w.NewStep) -> "StepItem":
         return cls(
-            id=given.claim.id,
+            **_claimed(given),
             name=given.name,
-            claim_token=given.claim.token,
             data=Raw(given.data),
             step_cost_usd=given.cost_usd,
-            cost_usd=given.spent.cost_usd,
-            tokens_used=_tokens(given.spent),
             digest=given.digest,
         )
 
@@ -426,6 +405,11 @@ class StepResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     remaining_usd: RemainingBudgets | UnsetType = UNSET
     problem: Problem | None = None
 
+    def recorded(self) -> tuple[bytes, RemainingBudgets]:
+        raise_problem(self.problem)
+        budgets = RemainingBudgets() if self.remaining_usd is UNSET else self.remaining_usd
+        return b"null" if self.data is UNSET else bytes(self.data), budgets
+
 
 class SaveCheckpoint(Spending, frozen=True, kw_only=True):
     claim_token: str
@@ -433,22 +417,16 @@ class SaveCheckpoint(Spending, frozen=True, kw_only=True):
     #: An artifact with the data as JSON, in place of `data`.
     data_ref: str | None = None
 
-    def checkpoint(self, claim: ClaimRef) -> NewCheckpoint:
-        return NewCheckpoint(claim, _data("data", self.data, self.data_ref), self.spent)
+    def checkpoint(self, claim: ClaimRef) -> w.NewCheckpoint:
+        return w.NewCheckpoint(claim, _data("data", self.data, self.data_ref), self.spent)
 
 
 class CheckpointItem(SaveCheckpoint, frozen=True, kw_only=True):
     id: Name
 
     @classmethod
-    def of(cls, given: NewCheckpoint) -> "CheckpointItem":
-        return cls(
-            id=given.claim.id,
-            claim_token=given.claim.token,
-            data=Raw(given.data),
-            cost_usd=given.spent.cost_usd,
-            tokens_used=_tokens(given.spent),
-        )
+    def of(cls, given: w.NewCheckpoint) -> "CheckpointItem":
+        return cls(**_claimed(given), data=Raw(given.data))
 
 
 class CheckpointResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -466,13 +444,17 @@ class Subtasks(Spending, frozen=True, kw_only=True):
     #: Saved with the task, and returned when it is claimed again.
     checkpoint: Raw = field(default_factory=null)
 
-    def spawn(self, claim: ClaimRef, tasks: list[NewTask]) -> NewSpawn:
+    def spawn(self, claim: ClaimRef, tasks: list[NewTask]) -> w.NewSpawn:
         checkpoint = json_or_none("checkpoint", self.checkpoint)
-        return NewSpawn(claim, tasks, self.key, self.wait, self.spent, checkpoint)
+        return w.NewSpawn(claim, tasks, self.key, self.wait, self.spent, checkpoint)
 
 
 class SpawnItem(Subtasks, frozen=True, kw_only=True):
     id: Name
+
+    @classmethod
+    def of(cls, given: w.NewSpawn) -> "SpawnItem":
+        return cls(**_claimed(given), key=given.key, tasks=list(given.tasks), wait=given.wait)
 
 
 class SpawnedTasks(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -483,6 +465,19 @@ class SpawnedTasks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     paused: bool | UnsetType = UNSET
     problem: Problem | None = None
 
+    def spawned(self) -> w.Spawned:
+        raise_problem(self.problem)
+        return w.Spawned(
+            [] if self.children is UNSET else self.children,
+            paused=self.paused is True,
+            submitted=() if self.items is UNSET else self.items,
+        )
+
+
+OutcomeItem = CompleteItem | FailItem | ReleaseItem | CancelItem
+#: What names a claim by its token.
+ItemOfClaim = StartItem | OutcomeItem | StepItem | CheckpointItem | SpawnItem
+
 
 class ItemProblem(Struct, frozen=True):
     """Why an item was refused."""
@@ -491,22 +486,6 @@ class ItemProblem(Struct, frozen=True):
 
 
 # The rest of what a worker needs.
-
-
-class AgentInstance(Body, frozen=True, kw_only=True):
-    incarnation: Incarnation
-
-
-class Siblings(AgentInstance, frozen=True, kw_only=True):
-    #: Instances of the same agent and host whose processes are known to be dead.
-    gone: InstanceNames = ()
-    #: Name all instances on the same host, not only some to watch.
-    everyone: bool = False
-
-
-class SiblingNames(Struct, frozen=True):
-    #: Instances of the same agent and host, for the caller to watch.
-    instances: list[str]
 
 
 class Maintained(Struct, frozen=True):

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from lineshaft.model.open_enum import OpenEnum
 
-class SourceKind(StrEnum):
+
+class SourceKind(OpenEnum):
     SCHEDULE = "schedule"
     WEBHOOK = "webhook"
     FILES = "files"
@@ -16,7 +17,7 @@ class SourceKind(StrEnum):
     OBSERVER = "observer"
 
 
-class FiringOutcome(StrEnum):
+class FiringOutcome(OpenEnum):
     #: Work was created.
     CREATED = "created"
     #: The key had fired before, or the idempotency key of the work was in use.
@@ -33,18 +34,24 @@ Overlap = Literal["skip", "cancel_oldest"]
 CatchUp = Literal["skip", "one", "all"]
 
 
-class Verification(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How deliveries of a webhook are authenticated."""
+class ShownVerification(Struct, frozen=True, kw_only=True):
+    """How deliveries of a webhook are authenticated, as a server shows it, which may be newer."""
 
-    scheme: Literal["github", "gitlab", "slack", "standard", "hmac-sha256", "token", "none"]
-    #: The environment variable of the server that has the secret.
+    scheme: str
+    #: The environment variable of the server that has the secret; it starts with LINESHAFT_HOOK_.
     secret_env: str | None = None
     #: For hmac-sha256 and token: the header with the signature or the token.
     header: str | None = None
 
 
-class SourceFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a source that can be changed. One that is left out takes its default."""
+class Verification(ShownVerification, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How deliveries of a webhook are authenticated."""
+
+    scheme: Literal["github", "gitlab", "slack", "standard", "hmac-sha256", "token", "none"]
+
+
+class ShownFields(Struct, frozen=True, kw_only=True):
+    """The fields of a source that can be changed, as a server shows them, which may be newer."""
 
     #: `{"task": {...}}`, `{"dag": {...}}` or `{"goal": "..."}`; strings may contain `${EXPRESSION}`.
     template: dict[str, Any] | UnsetType = UNSET
@@ -55,27 +62,41 @@ class SourceFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     idempotency: str | UnsetType | None = UNSET
     #: The most unfinished tasks or DAGs of this source.
     max_open: int | UnsetType | None = UNSET
-    overlap: Overlap | UnsetType = UNSET
+    overlap: str | UnsetType = UNSET
     #: Of a schedule.
     cron: str | UnsetType | None = UNSET
     every_sec: float | UnsetType | None = UNSET
     timezone: str | UnsetType = UNSET
-    catch_up: CatchUp | UnsetType = UNSET
+    catch_up: str | UnsetType = UNSET
     jitter_sec: float | UnsetType = UNSET
     #: Of a webhook.
-    verify: Verification | UnsetType = UNSET
+    verify: ShownVerification | UnsetType = UNSET
+    #: For so long, a webhook's delivery with a known body is a repeated one, whatever its id; 0: never.
+    replay_window_sec: float | UnsetType = UNSET
     #: Of files.
     root: str | UnsetType = UNSET
     patterns: list[str] | UnsetType = UNSET
     debounce_ms: int | UnsetType = UNSET
     #: Of files and events.
     on: list[str] | UnsetType = UNSET
+    #: Of an event source: `dag.*` events of tasks that were submitted on their own count, too.
+    single: bool | UnsetType = UNSET
+    #: Of an event source: how much it creates in a minute; later events wait.
+    max_per_minute: int | UnsetType = UNSET
     #: Of an observer.
     window_sec: float | UnsetType = UNSET
     group_by: str | UnsetType = UNSET
     failure_rate: float | UnsetType = UNSET
     min_attempts: int | UnsetType = UNSET
     cooldown_sec: float | UnsetType = UNSET
+
+
+class SourceFields(ShownFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a source that can be changed. One that is left out takes its default."""
+
+    overlap: Overlap | UnsetType = UNSET
+    catch_up: CatchUp | UnsetType = UNSET
+    verify: Verification | UnsetType = UNSET
 
 
 class NewSource(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +106,7 @@ class NewSource(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=T
     kind: SourceKind
 
 
-class Source(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class Source(ShownFields, frozen=True, kw_only=True):
     name: str
     kind: SourceKind
     #: Where it came from: `api`, `agent` or `file:NAME`.
@@ -102,6 +123,8 @@ class Source(SourceFields, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     last_outcome: FiringOutcome | None
     #: Tasks of this source that haven't ended; at most 1000 tasks or DAGs are looked at.
     open_tasks: int
+    #: Why it doesn't fire; null: nothing is known to be wrong.
+    fault: str | None = None
 
     @property
     def is_enabled(self) -> bool:
@@ -135,7 +158,8 @@ class SourceChange(Struct, frozen=True, kw_only=True):
     """What applying a file does, or would do, to one source."""
 
     name: str
-    change: Literal["create", "change", "remove", "unchanged"]
+    #: create, change, remove or unchanged.
+    change: str
     #: By field of a changed source: the value before and after; null: not set.
     fields: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
@@ -155,10 +179,10 @@ def escaped(value: Any) -> Any:
 
 #: Of a definition, besides the fields that can be changed.
 _IDENTITY = ("name", "kind")
-DEFINED = (*_IDENTITY, *(name for name in SourceFields.__struct_fields__))
+DEFINED = (*_IDENTITY, *ShownFields.__struct_fields__)
 
 
-def definition_of(source: SourceFields) -> dict[str, Any]:
+def definition_of(source: ShownFields) -> dict[str, Any]:
     """The given fields of a definition, as JSON values."""
     import msgspec  # noqa: PLC0415 - only its converter
 

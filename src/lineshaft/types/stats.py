@@ -2,10 +2,10 @@
 
 from datetime import datetime
 from decimal import Decimal
-from enum import StrEnum
 
 from msgspec import Struct
 
+from lineshaft.model.open_enum import OpenEnum
 from lineshaft.model.priority import Tier
 from lineshaft.model.states import Status
 
@@ -90,11 +90,12 @@ class Readiness(Struct, frozen=True):
     wakeups: bool
 
 
-class ReasonCode(StrEnum):
+class ReasonCode(OpenEnum):
     BLOCKED_BY_DEPENDENCY = "blocked_by_dependency"
     UPSTREAM_DEAD_LETTERED = "upstream_dead_lettered"
     WAITING_RETRY = "waiting_retry"
     WAITING_GATE = "waiting_gate"
+    GATE_BUDGET = "gate_budget"
     WAITING_APPROVAL = "waiting_approval"
     SCHEDULED = "scheduled"
     NO_CAPABLE_AGENT = "no_capable_agent"

@@ -28,7 +28,7 @@ class ClaimInfo(Struct, frozen=True):
 _Tokens = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class TokensUsed(Struct, frozen=True, forbid_unknown_fields=True):
+class TokensUsed(Struct, frozen=True):
     input: _Tokens = 0
     output: _Tokens = 0
 
@@ -49,6 +49,7 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     version: str | None = None
     #: The end of the traceback, if the agent sent one.
     traceback: str | None = None
+    tokens_used: TokensUsed = TokensUsed(0, 0)
 
 
 class OutputGate(JsonStruct, frozen=True):
@@ -152,6 +153,8 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     failure_category: str | None
     failure_history: list[FailedAttempt]
     cost_usd: Decimal
+    #: What its claims reported beyond their ceilings: it counts nowhere until a person accepts it.
+    disputed_usd: Decimal = Decimal(0)
     reserved_usd: Decimal
     tokens_used: TokensUsed
     tags: list[str]
@@ -170,7 +173,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     completed_at: datetime | None
     cancelled_at: datetime | None
     cancel_reason: str | None
-    #: Fields of the OfficePlane API that must be echoed; only on tasks submitted through it.
+    #: What a compatible API, such as OfficePlane's, received and returns unchanged.
     surface_json: Raw | UnsetType = field(name="surface", default=UNSET)
     #: Only in the response to a submission: the idempotency key was already in use.
     duplicate: bool | UnsetType = UNSET

@@ -2,12 +2,13 @@
 
 from datetime import datetime
 from decimal import Decimal
-from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from lineshaft.model.open_enum import OpenEnum
 
 
-class Scope(StrEnum):
+class Scope(OpenEnum):
     """What a token may do. Each scope includes those before it."""
 
     READ = "read"
@@ -17,7 +18,8 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: "Scope") -> bool:
-        return _ORDER[self] >= _ORDER[other]
+        # A scope that this version doesn't know includes nothing, not even itself.
+        return other in _ORDER and _ORDER.get(self, -1) >= _ORDER[other]
 
 
 _ORDER = {scope: place for place, scope in enumerate(Scope)}
@@ -35,6 +37,8 @@ class Token(Struct, frozen=True):
     agent_id: str | None = None
     #: The budget of that agent; None: what it declares.
     budget_usd: Decimal | None = None
+    #: Sources that it last put or changed and that aren't paused, up to 100; only in lists.
+    sources: list[str] = field(default_factory=list)
 
 
 class NewToken(Struct, frozen=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -14,13 +14,15 @@ from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.budget import money
-from lineshaft.model.fields import LONGEST_SECONDS, MAX_TEXT
+from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import number_fault, raise_faults
-from lineshaft.model.states import Status
+from lineshaft.model.states import ENDED, Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import NewTask, output_type_fault
 from lineshaft.types.artifacts import InputArtifact
 from lineshaft.types.tasks import Submitted
+
+T = TypeVar("T")
 
 NOTHING = Decimal(0)
 
@@ -146,8 +148,7 @@ class Completion(msgspec.Struct, frozen=True):
         check_json(output=self.output, artifacts=self.artifacts, decision_report=self.decision_report)
         check_report_size(self.decision_report)
         named = self.output_type
-        if named is not None and not (0 < len(named) <= MAX_TEXT and is_storable(named)):
-            fault = f"must be a text of 1 to {MAX_TEXT} characters without U+0000, got {named[:100]!r}"
+        if named is not None and (fault := output_type_fault(named)):
             raise InvalidInputError(errors=[("output.type", fault)])
 
 
@@ -273,6 +274,13 @@ def check_progress_size(progress: bytes | None) -> None:
         raise InvalidInputError(errors=[("progress", fault)])
 
 
+def _unwrapped(value: T | None, error: LineshaftError | None) -> T:
+    if error is not None:
+        raise error
+    assert value is not None  # noqa: S101 - one of the two is always there
+    return value
+
+
 class Moved(msgspec.Struct, frozen=True):
     """The result for one task of a call: its new status, or why it didn't move."""
 
@@ -281,25 +289,23 @@ class Moved(msgspec.Struct, frozen=True):
     error: LineshaftError | None = None
     #: Of a failed or rate limited attempt: seconds until the next one is due. None if the call is repeated.
     retry_in_sec: float | None = None
+    #: Why the attempt failed, also if its output was rejected. None if the call is repeated.
+    failure_reason: str | None = None
 
     def unwrap(self) -> Status:
-        if self.error is not None:
-            raise self.error
-        assert self.status is not None  # noqa: S101 - one of the two is always there
-        return self.status
+        return _unwrapped(self.status, self.error)
 
 
 class Child(Struct, frozen=True):
-    """A spawned task: its outcome, once it has one."""
+    """A spawned task: its status, and its outcome, once it has one."""
 
     id: str
-    #: COMPLETED, CANCELLED, DEAD_LETTERED, or PENDING while it has not ended.
     status: str = "PENDING"
     output: Any = None
 
     @property
     def ended(self) -> bool:
-        return self.status != "PENDING"
+        return self.status in ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +325,7 @@ class SpawnResult(Struct, frozen=True):
     error: LineshaftError | None = None
 
     def unwrap(self) -> Spawned:
-        if self.error is not None:
-            raise self.error
-        assert self.spawned is not None  # noqa: S101 - one of the two is always there
-        return self.spawned
+        return _unwrapped(self.spawned, self.error)
 
 
 class PastAttempt(Struct, frozen=True):
@@ -360,10 +363,7 @@ class RecordedStep(Struct, frozen=True):
     error: LineshaftError | None = None
 
     def unwrap(self) -> bytes:
-        if self.error is not None:
-            raise self.error
-        assert self.data is not None  # noqa: S101 - one of the two is always there
-        return self.data
+        return _unwrapped(self.data, self.error)
 
 
 _decode_inputs = msgspec.json.Decoder(dict[str, str | list[str]]).decode
@@ -383,8 +383,12 @@ def input_ids(inputs: msgspec.Raw) -> list[str]:
     return list(ids)
 
 
+#: Heartbeats that may be missing until a lease is over.
+LEASE_INTERVALS = 3
+
+
 class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
-    """A claimed task; the last three fields are the same for all tasks of a claim."""
+    """A claimed task; `started` and the two after it are the same for all tasks of a claim."""
 
     id: str
     #: The fencing number: every write of this claim carries it.
@@ -416,14 +420,21 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     started: bool
     claimed_at: datetime
     claim_ttl_sec: float
+    #: The defaults of its type have changed since it got its limits.
+    outdated: bool = False
 
     @property
     def status(self) -> str:
         return Status.RUNNING if self.started else Status.CLAIMED
 
     @property
+    def lease_sec(self) -> float:
+        """How long a lease lasts; each heartbeat of a started task renews it."""
+        return LEASE_INTERVALS * self.heartbeat_interval_sec if self.started else self.claim_ttl_sec
+
+    @property
     def lease_until(self) -> datetime:
-        lease = min(3 * self.heartbeat_interval_sec, self.limit_sec) if self.started else self.claim_ttl_sec
+        lease = min(self.lease_sec, self.limit_sec) if self.started else self.lease_sec
         return self.claimed_at + timedelta(seconds=lease)
 
     @property
@@ -517,6 +528,9 @@ class HeartbeatAnswers(Struct, frozen=True):
     slots: dict[Presence, int] = field(default_factory=dict)
     #: What the tasks have spent could not be written, and must be reported again.
     spent_later: bool = False
+    #: Ids and epochs of claims that are held, but whose leases were not renewed: another transaction had
+    #: their tasks locked.
+    not_renewed: set[tuple[str, int]] = field(default_factory=set)
 
 
 class DueRetries(Struct, frozen=True):

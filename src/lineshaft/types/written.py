@@ -8,6 +8,8 @@ from lineshaft.errors import InvalidInputError
 #: Characters of a document, and values in it: far more than one call accepts.
 MAX_CHARACTERS = 64 << 20
 MAX_VALUES = 1_000_000
+#: Of a number, about 4,000 digits: Python refuses to write longer ones as text.
+_MAX_BITS = 13_000
 
 
 def read_written(text: str, name: str) -> Any:
@@ -20,11 +22,27 @@ def read_written(text: str, name: str) -> Any:
         )
     try:
         # JSON is YAML too, but its own parser is faster and has better errors.
-        return json.loads(text) if text.lstrip()[:1] in {"{", "["} else _from_yaml(name, text)
+        value = json.loads(text) if text.lstrip()[:1] in {"{", "["} else _from_yaml(name, text)
+        check_numbers(value)
     except (ValueError, yaml.YAMLError) as error:
         raise InvalidInputError(f"{name} is neither JSON nor YAML: {error}") from None
     except RecursionError:
         raise InvalidInputError(f"{name} is nested too deeply.") from None
+    return value
+
+
+def check_numbers(value: Any) -> None:
+    """Raise ValueError for a number that can't be stored or shown; hexadecimal ones may have any length."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, int) and part.bit_length() > _MAX_BITS:
+            raise ValueError("a number has more than 3,900 digits; write it as text")
+        if isinstance(part, dict):
+            pending += part.keys()
+            pending += part.values()
+        elif isinstance(part, list | tuple | set):
+            pending += part
 
 
 def _from_yaml(name: str, text: str) -> Any:

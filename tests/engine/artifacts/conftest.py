@@ -5,9 +5,9 @@ import pytest
 from lineshaft.artifacts.store import Store
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
-from tests.artifact_stores import place, s3_place, s3_url, store
+from tests.artifact_stores import place, store
 
-__all__ = ["place", "s3_place", "s3_url", "store"]
+__all__ = ["place", "store"]
 
 
 @pytest.fixture

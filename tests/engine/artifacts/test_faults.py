@@ -136,6 +136,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow("starts and kills processes")
 async def test_an_uploader_that_is_killed_leaves_nothing_visible(
     dsn: str, engine: Engine, store: Store, place: str, connection: psycopg.Connection
 ) -> None:

@@ -77,10 +77,10 @@ async def test_a_live_task_keeps_its_inputs(engine: Engine, clock: MovableClock)
         await engine.artifacts.delete(made.ref)
     clock.advance(10_000)
     assert not (await engine.artifacts.clean_up(older_than_sec=1, limit=10))["artifacts deleted"]
-    await engine.operations.cancel(task.id, "enough")
+    await engine.cancel.cancel(task.id, "enough")
     await engine.artifacts.delete(made.ref)
 
-    await engine.operations.retry(task.id, delay_sec=0)
+    await engine.revive.retry(task.id, delay_sec=0)
     (item,) = assignments(await _claim(engine))
     assert item.inputs == {made.ref: None}
 

@@ -97,7 +97,7 @@ async def test_what_is_held_back(world: World) -> None:
     error = await refused(world, agent, waits)
     assert isinstance(error, NotClaimableError)
     assert [code for code, _ in error.reasons] == ["lock_held"]
-    await world.engine.operations.pause("review")
+    await world.engine.pauses.pause("review")
     paused = await world.one("review")
     error = await refused(world, agent, paused)
     assert isinstance(error, NotClaimableError)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from lineshaft.model.priority import PriorityInputs, effective_priority
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.changes import TaskChange
+from tests.examples import examples
 from tests.world import World
 
 
@@ -59,7 +60,7 @@ def asks(deadlines: st.SearchStrategy[int | None]) -> st.SearchStrategy[list[tup
 #: then come to the same value but for the last bit of a sum.
 GAP_SEC = 7_919
 FEW = settings(
-    max_examples=8,
+    max_examples=examples(8),
     deadline=None,
     # Shrinking would go on for minutes: every try fills a database.
     phases=[Phase.explicit, Phase.generate],
@@ -171,7 +172,7 @@ async def test_after_changes_the_order_is_that_of_the_formula(
             wish["deadline"] = (
                 None if minutes is None else world.clock.now() + timedelta(minutes=float(minutes))
             )
-        await world.engine.operations.change(name, TaskChange(**wish))
+        await world.engine.edit.edit(name, TaskChange(**wish))
         inputs[name] = replace(inputs[name], **wish)
     now = world.clock.now()
     await world.engine.maintenance.rekey_deadlines(10_000)
@@ -200,7 +201,7 @@ async def test_a_task_keeps_its_age_through_failures(world: World) -> None:
     task = await world.take(agent)
     world.age(minutes=30)
     await world.fail(task)
-    await world.engine.operations.retry(old)
+    await world.engine.revive.retry(old)
     young = await world.one(priority=31, priority_boost_per_minute=1)
 
     assert [found.id for found in await world.claim(agent, 2)] == [old, young]

@@ -245,7 +245,7 @@ async def test_a_task_that_was_started_before_comes_with_what_was_left(world: Wo
     assert await record_step(world.engine, ref(first), "search", b'"again"') == b'{"found": 1}'
     await save_checkpoint(world.engine, ref(first), b'"here"')
     await world.fail(first, "out of memory")
-    await world.engine.operations.retry(first.id)
+    await world.engine.revive.retry(first.id)
     second = await world.take(agent)
     await save_checkpoint(world.engine, ref(second), b'"there"')
     (child,) = await spawn_children(world.engine, ref(second), [NewTask("child")], wait=True)

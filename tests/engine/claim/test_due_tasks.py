@@ -15,7 +15,7 @@ from tests.world import World, ref, release_claims
 async def test_an_immediate_retry_is_claimable_at_once(world: World, by_id: bool, weighing: bool) -> None:
     if weighing:
         # The fast path is closed.
-        await world.engine.operations.pause("something else")
+        await world.engine.pauses.pause("something else")
     agent = await world.agent()
     task_id = await world.one(retry=RetrySpec(strategy="immediate"))
     assert await world.fail(await world.take(agent)) == "RETRYING"

@@ -27,7 +27,7 @@ COMPLETION: dict[str, Any] = {
     "output": b'{"ok": true}',
     "artifacts": b'["a"]',
     "decision_report": b'{"why": "w"}',
-    "output_type": "text",
+    "output_type": "markdown",
     "spent": Spent(Decimal("0.25"), 10, 20),
 }
 #: Columns that differ between two tasks, whichever statement moved them.
@@ -56,10 +56,11 @@ def as_seen(task: ClaimedTask) -> dict[str, Any]:
 
 @pytest.mark.parametrize("start", [True, False])
 async def test_a_claim(world: World, dsn: str, start: bool) -> None:
-    """The first is claimed on the fast path; the second by its id, which never uses it."""
+    """The first is claimed on the fast path, as one of several; the second by its id, which never uses it."""
     await world.agent("ann", models_available=["m1"])
-    first, second = await world.engine.submission.submit([TASK, TASK])
-    (short,) = (await world.engine.claims.claim("ann", 1, start=start)).tasks
+    (first,) = await world.engine.submission.submit([TASK])
+    (short,) = (await world.engine.claims.claim("ann", 1, limit=2, start=start)).tasks
+    (second,) = await world.engine.submission.submit([TASK])
     (long,) = (await world.engine.claims.claim_task("ann", 1, second.id, start=start)).tasks
 
     assert (short.id, long.id) == (first.id, second.id)

@@ -21,6 +21,7 @@ from lineshaft.ids import new_id
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimedTask, Completion, Spent
+from tests.examples import examples
 from tests.invariants import check_invariants
 from tests.races.helpers import held, waiting
 from tests.world import Actions, World, ref, spawn_children
@@ -245,6 +246,8 @@ async def test_a_repeated_call_has_the_same_next_claim_while_it_is_held(world: W
     answers = [await world.engine.work.complete_and_claim(call) for _ in range(2)]
     (again,) = answers[1][1].tasks
     assert again == answers[0][1].tasks[0]
+    world.age(seconds=91)
+    assert (await world.engine.work.complete_and_claim(call))[1].tasks == [], "its lease is over"
 
     await world.complete(again)
     moved, claim = await world.engine.work.complete_and_claim(call)
@@ -276,7 +279,7 @@ async def test_a_refused_completion_claims_nothing(world: World) -> None:
     agent = await world.agent("ann")
     await world.submit(NewTask("code"), NewTask("code"))
     task = await world.take(agent)
-    await world.engine.operations.cancel(task.id, "changed my mind")
+    await world.engine.cancel.cancel(task.id, "changed my mind")
 
     moved, claim = await world.engine.work.complete_and_claim(Completion(ref(task)))
 
@@ -341,7 +344,11 @@ async def test_a_breaker_with_failures_forgets_them_when_a_task_of_its_type_comp
     assert row in {None, (0,)}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_any_dag_is_worked_off_in_the_same_way(data: st.DataObject, dsn: str) -> None:
     """Random DAGs, priorities, costs and limits of money."""
@@ -426,7 +433,7 @@ async def test_a_cancelled_task_is_not_completed(world: World, dsn: str) -> None
         held(dsn, "SELECT FROM lineshaft.task_live WHERE id = %s FOR UPDATE", task.id) as holder,
         psycopg.connect(dsn, autocommit=True) as look,
     ):
-        cancelling = asyncio.ensure_future(world.engine.operations.cancel(task.id, "changed my mind"))
+        cancelling = asyncio.ensure_future(world.engine.cancel.cancel(task.id, "changed my mind"))
         await waiting(look, 1)
         completing = asyncio.ensure_future(world.engine.work.complete_and_claim(Completion(ref(task))))
         await waiting(look, 2)

@@ -6,8 +6,10 @@ from datetime import timedelta
 import pytest
 
 from lineshaft.duties.on_demand import OnDemand
-from lineshaft.engine.feed.actor import MAX_REASON, acting, acting_as, with_actor
+from lineshaft.engine.caller import caller
+from lineshaft.engine.feed.actor import acting_as, with_actor
 from lineshaft.errors import InvalidInputError, InvalidTransitionError
+from lineshaft.types.request import MAX_REASON
 from tests.engine.review.test_approvals import at_the_gate, yes
 from tests.engine.sources.helpers import column, put, schedule
 from tests.world import World, cancel_claim, ref
@@ -20,7 +22,7 @@ def test_the_actor_holds_within_its_block() -> None:
         with acting_as(None):
             assert with_actor() == {}
         assert with_actor({"a": 1}, "tidy\0") == {"a": 1, "actor": "ann", "reason": "tidy\ufffd"}
-    assert acting.get() is None
+    assert caller().actor is None
     with pytest.raises(InvalidInputError, match="reason: must have at most"):
         with_actor(reason="x" * (MAX_REASON + 1))
 
@@ -74,7 +76,7 @@ async def test_a_cancellation_by_hand_names_the_actor_in_all_of_its_tasks(world:
     second = await world.one(depends_on=[first])
 
     with acting_as("ann"):
-        await world.engine.operations.cancel(first, "enough")
+        await world.engine.cancel.cancel(first, "enough")
 
     events = world.rows(CANCELLED)
     assert {row["task_id"]: row["data"] for row in events} == {

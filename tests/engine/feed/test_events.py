@@ -389,6 +389,7 @@ def assert_causes_come_first(found: Iterable[Event]) -> None:
                 assert version <= shown.get(cell, 0), f"{own} saw {version} of {cell} before it was shown"
 
 
+@pytest.mark.slow("many writers and readers")
 @SIZES
 async def test_nothing_is_missed_doubled_or_before_its_cause(
     database: Database, dsn: str, sizes: dict[str, int]

@@ -291,6 +291,7 @@ async def test_a_retention_of_a_day_keeps_no_more_than_two(
     assert where(connection) == {"after 20 h": "event_20260209", "after 40 h": "event_20260210"}
 
 
+@pytest.mark.slow("many partitions")
 async def test_from_months_to_days_and_back(
     database: Database, connection: psycopg.Connection, clock: MovableClock
 ) -> None:

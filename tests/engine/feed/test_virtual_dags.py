@@ -94,7 +94,7 @@ async def test_a_lone_task_that_dies_fails_its_dag_and_revived_it_runs_again(wor
     agent = await world.agent()
     dag_id = world.task(task_id)["dag_id"]
     await world.fail(await world.take(agent), category="auth_failure")
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
     assert (await world.engine.read.dag(dag_id)).status == "running"
     await world.complete(await world.take(agent))
 
@@ -110,8 +110,8 @@ async def test_a_lone_task_that_dies_fails_its_dag_and_revived_it_runs_again(wor
 async def test_a_lone_task_that_is_revived_before_its_first_claim_runs_once(world: World) -> None:
     task_id = await world.one()
     dag_id = world.task(task_id)["dag_id"]
-    await world.engine.operations.cancel(task_id, "not now")
-    await world.engine.operations.retry(task_id)
+    await world.engine.cancel.cancel(task_id, "not now")
+    await world.engine.revive.retry(task_id)
     assert (await world.engine.read.dag(dag_id)).status == "pending"
     await world.complete(await world.take())
 
@@ -137,7 +137,7 @@ async def test_a_lone_tasks_dag_that_grows_tells_its_story_once(world: World, gr
     elif grows == "is joined when dead":
         await world.fail(task, category="auth_failure")
         await world.one("joins", dag_id=dag_id)
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
         task = await world.take(agent, types=["code"])
         expected = [*expected[:2], "dag.failed*", "dag.changed", "dag.running", "dag.completed"]
     await world.complete(task)

@@ -43,7 +43,7 @@ async def opened(world: World, agent: AgentInfo, type_: str = "code", n: int = 2
         task_id = await world.one(type_)
         await world.fail(await world.take(agent))
         # Its retry would be claimed once it is due.
-        await world.engine.operations.cancel(task_id, "only its failure is of interest")
+        await world.engine.cancel.cancel(task_id, "only its failure is of interest")
     assert (await state(world, type_))[0] == "open"
 
 

@@ -117,10 +117,10 @@ async def test_a_probe_that_tells_nothing_frees_its_place(world: World, how: str
     second = await world.one()
     match how:
         case "cancelled":
-            await world.engine.operations.cancel(probe.id, "no")
+            await world.engine.cancel.cancel(probe.id, "no")
         case "released":
             await world.release(probe)
-            await world.engine.operations.cancel(probe.id, "no")
+            await world.engine.cancel.cancel(probe.id, "no")
         case "snoozed":
             await world.release(probe, delay_sec=1000)
         case "rate limited":

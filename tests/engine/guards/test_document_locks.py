@@ -67,11 +67,11 @@ async def test_every_exit_releases_the_lock(world: World, way: str) -> None:
             await world.fail(task, category="auth_failure")
         case "release":
             await world.release(task)
-            await world.engine.operations.cancel(first, "only the second is of interest")
+            await world.engine.cancel.cancel(first, "only the second is of interest")
         case "snooze":
             await world.release(task, 60)
         case "cancel":
-            await world.engine.operations.cancel(first, "no")
+            await world.engine.cancel.cancel(first, "no")
         case "restart":
             await world.agent("a")
         case _:
@@ -248,10 +248,11 @@ async def test_a_ready_head_that_goes_away_leaves_its_place_to_the_next(world: W
     await world.complete((await world.claim(agent, 10))[0])
     assert [world.live(task_id)["parked"] for task_id in ids[1:]] == [None, "lock", "lock"]
 
-    await world.engine.operations.add_dependencies(ids[1], [upstream])
+    await world.engine.dependencies.add(ids[1], [upstream])
     assert [task.id for task in await world.claim(agent, 10)] == [ids[2]]
 
 
+@pytest.mark.slow("ten thousand tasks")
 async def test_ten_thousand_tasks_on_one_document_hide_nothing(world: World) -> None:
     """R-204, R-246, F-44: a claim finds the one free task behind them all, and gets quick again."""
     agent = await world.agent()

@@ -37,13 +37,20 @@ CEILING = Decimal(5)
 SLOTS = 3
 SUMS = st.decimals(min_value=0, max_value=3, places=6)
 ZERO = Decimal(0)
+#: What a run of a gate reserves.
+JUDGE = Decimal("0.05")
 #: READY tasks that an agent with so much money could be given; parked ones should have been brought back.
 AFFORDABLE = """
     WITH task AS (
-        SELECT live.id, live.max_cost_usd IS NULL AS open_ended,
-            coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0) AS cost,
+        SELECT live.id, attempt.limit_usd IS NULL AS open_ended,
+            -- After a late report, until its next attempt, a task needs what its lane says.
+            greatest(coalesce(attempt.limit_usd, limits.default_max_cost_usd), lane.cost_from_usd, 0) AS cost,
             least(%(money)s::numeric, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd) AS money
         FROM lineshaft.task_live AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        CROSS JOIN LATERAL (
+            SELECT least(live.max_cost_usd, live.max_total_cost_usd - live.cost_usd) AS limit_usd
+        ) AS attempt
         CROSS JOIN lineshaft.limits
         LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
         WHERE live.status = 'READY'
@@ -89,7 +96,7 @@ class Money(RuleBasedStateMachine):
         # Breakers are not what this is about.
         rules = Rules(BreakerPolicy(BreakerConfig(failure_threshold=10_000)), {"daily_budget_usd": DAILY})
         checks = Checks()
-        checks.register("judged", judged)
+        checks.register("judged", judged, is_paid=True)
         # As two servers have: each call goes to the next one.
         self.engines = [
             Engine(self.dsn, clock=self.clock, max_connections=2, rules=rules, checks=checks)
@@ -163,12 +170,15 @@ class Money(RuleBasedStateMachine):
             assert self.affordable(agent) == []
         for task in claimed:
             assert money is None or money >= 0
-            assert task.max_cost_usd is not None or money is None or money > 0
-            assert task.max_cost_usd is not None or day is None or day > 0
-            of_agent, of_day, reserved = self.look.execute(
-                "SELECT agent_reserved, day_reserved, reserved_usd FROM lineshaft.task_live WHERE id = %s",
+            of_agent, of_day, reserved, is_limited, left_of_total = self.look.execute(
+                "SELECT agent_reserved, day_reserved, reserved_usd,"
+                " max_cost_usd IS NOT NULL OR max_total_cost_usd IS NOT NULL, max_total_cost_usd - cost_usd"
+                " FROM lineshaft.task_live WHERE id = %s",
                 [task.id],
-            ).fetchone() or (False, False, ZERO)
+            ).fetchone() or (False, False, ZERO, False, None)
+            assert is_limited or money is None or money > 0
+            assert is_limited or day is None or day > 0
+            assert left_of_total is None or reserved <= max(left_of_total, ZERO)
             assert of_agent is (money is not None)
             assert of_day is (day is not None)
             shares = (reserved if of_agent else ZERO, reserved, reserved if of_day else ZERO)
@@ -282,17 +292,32 @@ class Money(RuleBasedStateMachine):
             self.handed_in[name] = held
 
     @precondition(lambda self: self.handed_in)
-    @rule(verdict=st.none() | st.booleans(), cost=SUMS)
-    def judge(self, verdict: bool | None, cost: Decimal) -> None:
+    @rule(verdict=st.none() | st.booleans(), reported=st.none() | SUMS, lost=st.booleans())
+    def judge(self, verdict: bool | None, reported: Decimal | None, lost: bool) -> None:
         """It is the agent's money whose output it looks at, also when it comes to no verdict."""
         gates = self.engine.gates
-        (output,) = self.runner.run(gates.take(limit=1, lease_sec=60))
-        self.book(self.handed_in[output.id], cost, cost, cost, above=True)
-        self.total += cost
-        if verdict is None:
-            assert self.runner.run(gates.postpone(output, "away", delay_sec=0, cost_usd=cost))
+        outputs = self.runner.run(gates.take(limit=1, lease_sec=60))
+        if not outputs:
+            # There is no money for any of them, or there was none some seconds ago.
+            waiting = "SELECT count(*) FROM lineshaft.attempt WHERE gate_blocked_by IS NOT NULL"
+            assert self.value(waiting) == len(self.handed_in)
             return
-        moved = self.runner.run(gates.settle(output, Verdict(passed=verdict, cost_usd=cost)))
+        (output,) = outputs
+        cost = JUDGE if reported is None or lost else reported
+        paid = min(cost, JUDGE)
+        self.book(self.handed_in[output.id], paid, paid, paid)
+        above = cost - paid
+        self.book(self.handed_in[output.id], above, above, above, above=True)
+        self.total += cost
+        if lost:
+            # Its validator dies: the next one books what was reserved.
+            self.clock.advance(61)
+            self.runner.run(self.engine.gates.take(limit=0, lease_sec=60))
+            return
+        if verdict is None:
+            assert self.runner.run(gates.postpone(output, "away", delay_sec=0, cost_usd=reported))
+            return
+        moved = self.runner.run(gates.settle(output, Verdict(passed=verdict, cost_usd=reported)))
         assert (moved.unwrap() == "COMPLETED") is verdict
         del self.handed_in[output.id]
 
@@ -365,7 +390,7 @@ class Money(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         """With the tasks that it has spawned."""
-        cancelled = self.runner.run(self.engine.operations.cancel(self.pick(data), "no"))
+        cancelled = self.runner.run(self.engine.cancel.cancel(self.pick(data), "no"))
         for name in cancelled:
             if name in self.held:
                 self.end(name, None)

@@ -42,6 +42,7 @@ def test_the_documents_file_is_valid_as_it_is(tmp_path: Path, caplog: pytest.Log
 
     policy = Rules.of(Settings(circuit_breakers=path)).breakers
 
+    assert policy is not None
     assert policy.config_for("anything") == BreakerConfig()
     assert policy.config_for("ops-security") == BreakerConfig(failure_threshold=3)
     assert policy.config_for("biz-marketing") == BreakerConfig(failure_threshold=10)
@@ -59,7 +60,7 @@ def test_the_documents_file_is_valid_as_it_is(tmp_path: Path, caplog: pytest.Log
         b"defaults: {failureThreshold: -1}",
         b"&a [*a]",
         b"!!python/object/apply:os.system ['true']",
-        b"[" * 5000,
+        pytest.param(b"[" * 5000, id="5,000 brackets"),
         None,
     ],
 )
@@ -71,8 +72,9 @@ def test_a_malformed_file_means_defaults_and_one_warning(
     if content is not None:
         path.write_bytes(content)
 
-    assert read_breakers(path) == DEFAULT_POLICY
+    policy = read_breakers(path)
 
+    assert policy in (None, DEFAULT_POLICY), "what can't be read leaves the thresholds as they are"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(path) in record.getMessage()
@@ -147,6 +149,6 @@ async def test_the_longest_retry_after_is_a_setting(dsn: str, clock: MovableCloc
             found = await engine.read.task(task_id)
             assert found.retry_at is not None
             assert (found.retry_at - clock.now()).total_seconds() == wait
-            await engine.operations.cancel(task_id, "enough")
+            await engine.cancel.cancel(task_id, "enough")
             # The others slow down for half of it.
             clock.advance(wait)

@@ -27,7 +27,7 @@ from tests.world import World, cancel_claim, cost, ref, spawn_children
 
 
 async def test_a_completion_cant_take_back_what_a_heartbeat_reported(world: World) -> None:
-    """R-235: row 2, a limit of 1, a report of 5,000 and an end that says 0."""
+    """R-235: row 2, a limit of 1, a report of 5,000, of which 10 count, and an end that says 0."""
     agent = await world.agent()
     await world.one(max_cost_usd=1)
     task = await world.take(agent)
@@ -36,7 +36,7 @@ async def test_a_completion_cant_take_back_what_a_heartbeat_reported(world: Worl
     assert await world.complete(task, spent="0") is Status.DEAD_LETTERED
 
     assert world.end(task.id)["category"] == "budget_exceeded"
-    assert world.task(task.id)["cost_usd"] == world.agent_row(agent)["spent_usd"] == 5000
+    assert world.task(task.id)["cost_usd"] == world.agent_row(agent)["spent_usd"] == 10
 
 
 Exit = Callable[[World, AgentInfo, ClaimedTask], Awaitable[Any]]
@@ -59,7 +59,7 @@ async def _cancel_own(world: World, _: AgentInfo, task: ClaimedTask) -> None:
 
 
 async def _cancel(world: World, _: AgentInfo, task: ClaimedTask) -> None:
-    await world.engine.operations.cancel(task.id, "no")
+    await world.engine.cancel.cancel(task.id, "no")
 
 
 async def _restart(world: World, agent: AgentInfo, _: ClaimedTask) -> None:
@@ -141,7 +141,8 @@ def test_a_single_cost_has_a_limit() -> None:
 
 
 async def test_huge_reports_stop_neither_the_reaper_nor_an_operator(world: World) -> None:
-    """R-072: row 9; 230 reports, then silence."""
+    """R-072: row 9; 230 reports, then silence. The default is high, and so is the ceiling of reports."""
+    await world.engine.limits.patch({"default_max_cost_usd": 100_000})
     agent = await world.agent(max_concurrent_tasks=300)
     dag = await world.dag(*(NewTask("code", max_attempts=1) for _ in range(231)))
     tasks = await world.claim(agent, 231)
@@ -150,7 +151,7 @@ async def test_huge_reports_stop_neither_the_reaper_nor_an_operator(world: World
     await world.engine.work.heartbeat([presence], held)
     assert await spent_today(world) == 999_999 * 230
 
-    await world.engine.operations.cancel(tasks[0].id, "no")
+    await world.engine.cancel.cancel(tasks[0].id, "no")
     world.age(hours=3)
     assert sum((await world.engine.maintenance.reap(500)).values()) == 230
 

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 import lineshaft.engine
+from lineshaft.engine.feed.events import EventRow
 from lineshaft.engine.postgres import catalog
 
 ENGINE = Path(lineshaft.engine.__file__).parent
@@ -19,24 +20,46 @@ STEMS = sorted(
 CREATES = {("postgres/migrate", "create_schema"), ("postgres/migrate", "create_table")}
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_every_statement_fits_the_schema(connection: psycopg.Connection, stem: str) -> None:
+class Nulls(dict[str, None]):
+    """Every parameter is NULL."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+NULLS = Nulls()
+
+
+def test_every_statement_fits_the_schema(connection: psycopg.Connection) -> None:
     """Each runs with every parameter NULL and is rolled back: names and types are checked.
 
     The search path is empty: statements also run in callers' transactions, whatever theirs is.
     """
-
-    class Null(dict[str, None]):
-        def __missing__(self, key: str) -> None:
-            return None
-
     connection.execute("SET search_path = ''")
-    for name, statement in catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}").items():
-        if (stem, name) in CREATES:
-            continue
-        # A NOT NULL violation shows that the statement itself is valid.
-        with suppress(psycopg.errors.NotNullViolation), connection.transaction(force_rollback=True):
-            connection.execute(statement, Null())
+    faults: list[str] = []
+    for stem in STEMS:
+        for name, statement in catalog.load(f"lineshaft.engine.{stem.replace('/', '.')}").items():
+            if (stem, name) in CREATES:
+                continue
+            try:
+                # A NOT NULL violation shows that the statement itself is valid.
+                with suppress(psycopg.errors.NotNullViolation), connection.transaction(force_rollback=True):
+                    connection.execute(statement, NULLS)
+            except psycopg.Error as error:
+                faults.append(f"{stem} {name}: {error}")
+    assert faults == []
+
+
+@pytest.mark.parametrize("name", ["read_recent", "read_span", "read_task"])
+def test_rows_that_are_read_by_position_have_their_columns_in_order(
+    connection: psycopg.Connection, name: str
+) -> None:
+    statement = catalog.load("lineshaft.engine.feed.events")[name]
+
+    cursor = connection.execute(statement, NULLS)
+
+    assert cursor.description is not None
+    assert tuple(column.name for column in cursor.description) == EventRow._fields
 
 
 def test_comments_stay_here_and_the_name_goes_along() -> None:

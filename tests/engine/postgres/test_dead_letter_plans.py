@@ -26,6 +26,7 @@ FROM generate_series(1, 20000) AS n
 """
 
 
+@pytest.mark.slow("thousands of dead letters")
 @pytest.mark.parametrize(
     ("wanted", "index"),
     [
@@ -58,6 +59,7 @@ def test_each_list_has_its_index(
     assert "Seq Scan" not in plan, plan
 
 
+@pytest.mark.slow("thousands of dead letters")
 @pytest.mark.parametrize("statement", ["count_dead_letters", "recent_dead_letters"])
 def test_counts_of_open_letters_read_only_those(connection: psycopg.Connection, statement: str) -> None:
     connection.execute(FILL)

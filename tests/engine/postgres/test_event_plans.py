@@ -62,6 +62,7 @@ def pages(plan: str) -> int:
     return int(found[1] or 0) + int(found[2] or 0)
 
 
+@pytest.mark.slow("years of events")
 @pytest.mark.parametrize(("period", "days", "number"), LAYOUTS)
 async def test_the_event_log_stays_cheap_after_years(
     partitions: Partitions, connection: psycopg.Connection, period: Period, days: int, number: int

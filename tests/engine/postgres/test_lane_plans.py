@@ -88,6 +88,7 @@ def fill(
         connection.execute(TASKS, {"kind": f"{kind}%", "locked": locked})
 
 
+@pytest.mark.slow("ten thousand lanes")
 @pytest.mark.parametrize("statement", [FAST, FULL, *OTHERS], ids=lambda found: found[1])
 @pytest.mark.parametrize("lanes", [1, 200])
 def test_lanes_without_work_cost_next_to_nothing(
@@ -104,6 +105,7 @@ def test_lanes_without_work_cost_next_to_nothing(
     assert rows_visited(connection, statement) <= before + 600 + 4 * lanes
 
 
+@pytest.mark.slow("thousands of lanes")
 @pytest.mark.parametrize("statement", [FAST, FULL], ids=lambda found: found[1])
 def test_work_of_other_types_costs_an_agent_next_to_nothing(
     connection: psycopg.Connection, statement: Statement
@@ -117,6 +119,7 @@ def test_work_of_other_types_costs_an_agent_next_to_nothing(
     assert rows_visited(connection, statement, types=["mine1"]) <= before + 10
 
 
+@pytest.mark.slow("hundreds of lanes")
 @pytest.mark.parametrize("statement", [FAST, FULL], ids=lambda found: found[1])
 def test_a_claim_grows_with_the_lanes_that_have_work(
     connection: psycopg.Connection, statement: Statement
@@ -132,6 +135,7 @@ def test_a_claim_grows_with_the_lanes_that_have_work(
     assert rows_visited(connection, statement, limit=900) <= 4 * all_
 
 
+@pytest.mark.slow("thousands of tasks")
 def test_a_claim_of_tasks_with_document_locks_grows_with_their_number(connection: psycopg.Connection) -> None:
     register(connection)
     fill(connection, "a", 100, locked=True)

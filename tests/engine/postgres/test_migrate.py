@@ -124,12 +124,28 @@ def test_a_migration_that_was_changed_after_it_was_applied_is_refused(empty_dsn:
     assert states(empty_dsn, [changed]) == [State.CHANGED]
 
 
-def test_a_database_from_a_newer_version_is_refused(empty_dsn: str) -> None:
+def test_an_older_version_goes_on_with_a_newer_schema(empty_dsn: str) -> None:
+    """Additive migrations are the rule: processes of both versions use the database during an upgrade."""
     migrate.up(empty_dsn, [FIRST, SECOND])
 
-    with pytest.raises(MigrationError, match=r"newer than this Lineshaft.*0002 second.*Upgrade Lineshaft"):
-        migrate.up(empty_dsn, [FIRST])
+    assert migrate.up(empty_dsn, [FIRST]) == []
     assert states(empty_dsn, [FIRST]) == [State.APPLIED, State.UNKNOWN]
+    assert all(status.is_usable for status in migrate.status(empty_dsn, [FIRST]))
+
+
+@pytest.mark.parametrize("first_line", ["", "-- lineshaft: no transaction\n"])
+def test_a_migration_that_breaks_older_versions_makes_them_refuse_the_database(
+    empty_dsn: str, first_line: str
+) -> None:
+    breaking = Migration(
+        2, "breaking", f"{first_line}-- lineshaft: breaks older versions\nDROP TABLE lineshaft.a;"
+    )
+    migrate.up(empty_dsn, [FIRST, breaking])
+
+    with pytest.raises(MigrationError, match=r"newer than this Lineshaft.*0002 breaking.*Upgrade Lineshaft"):
+        migrate.up(empty_dsn, [FIRST])
+    assert [status.is_usable for status in migrate.status(empty_dsn, [FIRST])] == [True, False]
+    assert migrate.up(empty_dsn, [FIRST, breaking]) == []
 
 
 def test_waiting_too_long_for_another_process_is_an_error(empty_dsn: str) -> None:
@@ -211,5 +227,7 @@ def test_a_database_must_have_the_schema_of_this_version(empty_dsn: str) -> None
             "INSERT INTO lineshaft.migration (version, name, checksum, applied_at) "
             "VALUES (99, 'x', '', now())"
         )
+        migrate.check_ready(empty_dsn)
+        connection.execute("UPDATE lineshaft.migration SET breaks_older = true WHERE version = 99")
     with pytest.raises(MigrationError, match="newer than this Lineshaft"):
         migrate.check_ready(empty_dsn)

@@ -13,8 +13,8 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.events import Cursor, Events, Snapshot
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.guards.rules import Rules
+from lineshaft.engine.metrics import MetricsReader
 from lineshaft.engine.postgres import describe, migrate
-from lineshaft.engine.read.metrics import MetricsReader
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import Completion, Spent
@@ -115,6 +115,7 @@ def dump_and_restore(server: EmbeddedServer, source: str, target: str, file: Pat
     subprocess.run([programs("pg_restore"), "--exit-on-error", "--dbname", target, file], check=True)
 
 
+@pytest.mark.slow("dumps and restores a database")
 async def test_a_restored_dump_has_the_expected_schema(
     postgres: EmbeddedServer, new_database: NewDatabase, empty_dsn: str, tmp_path: Path
 ) -> None:
@@ -137,13 +138,14 @@ async def test_a_restored_dump_has_the_expected_schema(
         assert "CONSTRAINT possible_task" in describe.drift(restored)
 
 
+@pytest.mark.slow("dumps and restores a database")
 async def test_a_restored_dump_keeps_limits_spend_and_reservations(
     postgres: EmbeddedServer, new_database: NewDatabase, empty_dsn: str, clock: MovableClock, tmp_path: Path
 ) -> None:
     """R-230, R-237: and what running attempts have reported, which their agents settle there."""
     migrate.up(empty_dsn)
     rules = Rules(limits={"daily_budget_usd": Decimal(10), "velocity_usd": Decimal(7)})
-    async with Engine(empty_dsn, clock=clock, rules=rules, by_server=True) as engine:
+    async with Engine(empty_dsn, clock=clock, rules=rules, server="one:8001") as engine:
         actions = Actions(engine)
         agent = await actions.agent("a", budget_usd=9)
         await actions.dag(NewTask("t", max_cost_usd=3), NewTask("t", max_cost_usd=3), ceiling=8)
@@ -155,7 +157,7 @@ async def test_a_restored_dump_keeps_limits_spend_and_reservations(
     with new_database("template0") as restored:
         dump_and_restore(postgres, empty_dsn, restored, tmp_path / "dump")
         # The same setting is not news there either.
-        async with Engine(restored, clock=clock, rules=rules, by_server=True) as engine:
+        async with Engine(restored, clock=clock, rules=rules, server="one:8001") as engine:
             assert await engine.limits.read() == before
             assert (before.spent_today_usd, before.reserved_usd) == (Decimal("1.75"), Decimal(3))
             found = await engine.fleet.read("a")

@@ -17,15 +17,17 @@ from psycopg_pool import PoolTimeout
 
 from lineshaft import Lineshaft, NewTask
 from lineshaft.client.database_backend import DatabaseBackend
+from lineshaft.engine.caller import Caller, calling, set_caller
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import migrate, session
 from lineshaft.engine.postgres.caller_transaction import adapted, outside
-from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database, only_reads
+from lineshaft.engine.postgres.database import ANSWER_WITHIN_SEC, Database
 from lineshaft.engine.postgres.rows import fetch_value
 from lineshaft.errors import UnavailableError
 from tests.proxy import STATEMENTS, Proxy, proxied
 
 
+@pytest.mark.slow("waits for a connection")
 async def test_a_heartbeat_that_was_given_up_leaves_no_error_behind(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,10 +144,9 @@ async def test_every_connection_that_can_hold_locks_limits_idle_transactions(dsn
     async with Database(dsn, max_connections=1, read_connections=1) as database:
         found = [await (await own.execute(show)).fetchone()]
         for reads in (False, True):
-            token = only_reads.set(reads)
-            async with database.connection() as pooled:
-                found.append(await (await pooled.execute(show)).fetchone())
-            only_reads.reset(token)
+            with calling(only_reads=reads):
+                async with database.connection() as pooled:
+                    found.append(await (await pooled.execute(show)).fetchone())
         with psycopg.connect(dsn) as callers:
             async with adapted(callers) as given:
                 assert given is not None
@@ -231,7 +232,7 @@ async def test_a_read_fails_soon_while_the_database_is_silent_and_a_write_waits(
 
     def read(answer: str) -> "asyncio.Task[object]":
         context = contextvars.copy_context()
-        context.run(only_reads.set, True)
+        context.run(set_caller, Caller(only_reads=True))
         return asyncio.create_task(ask(answer), context=context)
 
     async with (
@@ -270,7 +271,7 @@ async def test_a_read_that_takes_too_long_is_cancelled_by_the_server(
     dsn: str, connection: psycopg.Connection
 ) -> None:
     """A connection that is only shut down would leave the statement running."""
-    only_reads.set(True)
+    set_caller(Caller(only_reads=True))
     async with Database(dsn, max_connections=1, read_connections=1, fail_within_sec=60) as database:
         async with database.connection() as pooled:
             backend = pooled.info.backend_pid
@@ -284,7 +285,7 @@ async def test_a_read_that_takes_too_long_is_cancelled_by_the_server(
         assert connection.execute(busy, [backend]).fetchall() == [(0,)]
         async with database.connection() as pooled:
             assert pooled.info.backend_pid == backend
-    only_reads.set(False)
+    set_caller(Caller())
     async with (
         Database(dsn, max_connections=1, read_connections=1) as database,
         database.connection() as pooled,

@@ -13,6 +13,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import json_fault
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimedTask, Completion
+from tests.examples import examples
 from tests.world import World, record_step, ref, save_checkpoint
 
 NUL, HALF = '{"a": "x\\u0000"}', '{"a": "\\ud800x"}'
@@ -77,7 +78,7 @@ async def test_a_reason_is_mended(world: World) -> None:
     """It is for people: nothing is refused for a character of it."""
     task_id = await world.one()
 
-    await world.engine.operations.cancel(task_id, "no\0t \ud800needed")
+    await world.engine.cancel.cancel(task_id, "no\0t \ud800needed")
 
     assert world.task(task_id)["cancel_reason"] == f"no{MARK}t ?needed"
     event = world.row("SELECT data FROM lineshaft.events WHERE kind = 'task.cancelled'")
@@ -90,8 +91,8 @@ async def test_a_name_that_nothing_can_have_is_refused(world: World, name: str) 
     task = await world.take()
 
     for call in (
-        world.engine.operations.cancel(name, "no"),
-        world.engine.operations.retry(name),
+        world.engine.cancel.cancel(name, "no"),
+        world.engine.revive.retry(name),
         record_step(world.engine, ref(task), name, b"1"),
     ):
         with pytest.raises(InvalidInputError, match=r"a character that PostgreSQL can't store.*Remove it"):
@@ -132,7 +133,9 @@ ESCAPES = [
 
 
 @given(st.lists(st.sampled_from(ESCAPES), max_size=6))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 def test_what_passes_is_what_postgresql_takes(connection: psycopg.Connection, parts: list[str]) -> None:
     text = f'"{"".join(parts)}"'
     json.loads(text)

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.feed.events import Events
+from lineshaft.engine.submit.surface import SurfaceTask
 from lineshaft.engine.tokens import Tokens
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.fields import MAX_SPEC_BYTES
@@ -103,10 +104,10 @@ TEXTS: dict[str, Call] = {
     "types to claim": lambda world, text: world.engine.claims.claim("ann", 1, types=[text]),
     "a task to claim": lambda world, text: world.engine.claims.claim_task("ann", 1, text),
     "who beats": lambda world, text: world.heartbeat(text, 1),
-    "a task to cancel": lambda world, text: world.engine.operations.cancel(text, "x"),
-    "a DAG to cancel": lambda world, text: world.engine.operations.cancel_dag(text, "x"),
-    "a task to retry": lambda world, text: world.engine.operations.retry(text),
-    "a type to pause": lambda world, text: world.engine.operations.pause(text),
+    "a task to cancel": lambda world, text: world.engine.cancel.cancel(text, "x"),
+    "a DAG to cancel": lambda world, text: world.engine.cancel.cancel_dag(text, "x"),
+    "a task to retry": lambda world, text: world.engine.revive.retry(text),
+    "a type to pause": lambda world, text: world.engine.pauses.pause(text),
     "a DAG's ceiling": lambda world, text: world.engine.budgets.set_dag_budget(text, 1),
     "a breaker to open": lambda world, text: world.engine.breakers.open(text),
     "a breaker to reset": lambda world, text: world.engine.breakers.reset(text),
@@ -234,7 +235,7 @@ async def test_ten_megabytes(world: World, where: str) -> None:
     assert MAX_SPEC_BYTES < 10_000_000
     task = {
         "spec": NewTask("code", spec=huge),
-        "surface": NewTask("code", surface=huge),
+        "surface": SurfaceTask("code", surface=huge),
         "schema": NewTask(
             "code", output=OutputContract(validation="json-schema", validation_schema={"const": huge})
         ),

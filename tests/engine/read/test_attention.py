@@ -54,7 +54,7 @@ async def test_everything_that_needs_a_person(world: World, clock: MovableClock)
         assert await world.claim(agent) == []
     await engine.breakers.open("code")
     await engine.slowdowns.slow_down("model:x", 60, "429")
-    await engine.operations.pause("*")
+    await engine.pauses.pause("*")
 
     found = await engine.read.attention()
 

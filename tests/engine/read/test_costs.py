@@ -58,6 +58,8 @@ async def test_every_way_to_end_counts_once_and_sums_up_to_what_was_booked(
 ) -> None:
     """Failures, retries, releases, cancellations, crashes, gates; also one cancelled after it failed."""
     engine = world.engine
+    # All of it counts, also the largest of these powers of two.
+    await engine.limits.patch({"default_max_cost_usd": 20})
     await pay(world, "plain", "1")
     # Fails, is retried, completes.
     await world.one("retried")
@@ -69,7 +71,7 @@ async def test_every_way_to_end_counts_once_and_sums_up_to_what_was_booked(
     await world.one("cancelled")
     task = await world.take()
     await world.fail(task, "it broke", category="transient", spent=Spent(Decimal(8)))
-    await engine.operations.cancel(task.id, reason="enough")
+    await engine.cancel.cancel(task.id, reason="enough")
     # Is released, waits for a child, is cancelled while it runs.
     await world.one("interrupted")
     task = await world.take()
@@ -291,7 +293,7 @@ async def test_throughput_by_minute(world: World, clock: MovableClock) -> None:
     await world.one()
     await world.kill(await world.agent())
     dead = await world.one()
-    await world.engine.operations.cancel(dead, reason="enough")
+    await world.engine.cancel.cancel(dead, reason="enough")
 
     found = await world.engine.read.throughput()
 

@@ -51,6 +51,7 @@ async def test_many_of_one_millisecond(world: World) -> None:
     assert await find("J8K2M3N4-7", "task") == [ids[7], ids[17], ids[27]]
 
 
+@pytest.mark.slow("a large table")
 @pytest.mark.parametrize(("statement", "index"), [("task_ids", "task_pkey"), ("dag_ids", "task_of_dag")])
 @pytest.mark.parametrize("text", ["00012345-W1X2", "0001", "task_01"])
 def test_a_large_table_is_read_by_index(

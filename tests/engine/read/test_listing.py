@@ -106,6 +106,7 @@ FILTERS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = [
 ]
 
 
+@pytest.mark.slow("hundreds of pages")
 @pytest.mark.parametrize("way", ["sorted", "walked"])
 async def test_filters_and_pages_show_everything_once_newest_first(
     engine: Engine, crowd: list[dict[str, Any]], way: str, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +200,7 @@ async def test_order_by_priority_has_parked_tasks_and_all_live_states(world: Wor
     free = await world.one(priority=20)
     waiting = await world.one(priority=5, depends_on=[free])
     cancelled = await world.one(priority=0)
-    await world.engine.operations.cancel(cancelled, "x")
+    await world.engine.cancel.cancel(cancelled, "x")
 
     assert await listed(world.engine, order="priority") == [holder.id, waiting, parked, free]
     ready = TaskFilter(status=["READY"])
@@ -277,6 +278,7 @@ async def test_an_unknown_state_is_refused(engine: Engine) -> None:
 # Plans.
 
 
+@pytest.mark.slow("a long history")
 @pytest.mark.parametrize(
     ("statement", "filters", "index"),
     [

@@ -11,7 +11,7 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.read import listing
-from lineshaft.engine.read.tasks import dead_letters_above
+from lineshaft.engine.read.tasks import ended_above
 from lineshaft.errors import NotFoundError
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import Strategy
@@ -126,6 +126,15 @@ async def test_a_running_task_shows_its_claim(world: World, clock: MovableClock)
     assert view.started_at == clock.now() - timedelta(seconds=5)
 
 
+async def test_a_heartbeat_interval_is_read_as_it_was_submitted(world: World) -> None:
+    task_id = await world.one("code", heartbeat_interval_sec=0.3)
+    await world.take(await world.agent("ann"))
+
+    view = await world.engine.read.task(task_id)
+
+    assert view.claim.heartbeat_interval_sec == 0.3
+
+
 async def test_between_attempts_the_last_start_and_the_first_are_shown(
     world: World, clock: MovableClock
 ) -> None:
@@ -145,7 +154,7 @@ async def test_between_attempts_the_last_start_and_the_first_are_shown(
 
     assert world.status(task_id) == "RETRYING"
     assert await shown() == {(starts[0], starts[1])}
-    await world.engine.operations.cancel(task_id, "enough")
+    await world.engine.cancel.cancel(task_id, "enough")
     assert await shown() == {(starts[0], starts[1])}
 
 
@@ -210,7 +219,7 @@ async def test_each_end_shows_its_own_time_and_reason(world: World, clock: Movab
     await world.one()
     dead = await world.kill(ann)
     cancelled = await world.one()
-    await world.engine.operations.cancel(cancelled, "not needed")
+    await world.engine.cancel.cancel(cancelled, "not needed")
 
     ended = await world.engine.read.task(done.id)
     assert (ended.status, ended.completed_at, ended.cancelled_at) == (Status.COMPLETED, clock.now(), None)
@@ -254,7 +263,7 @@ async def test_dead_letters_upstream_flag_all_that_wait(world: World) -> None:
     flagged = {key: (await world.engine.read.task(ids[key])).blocked_reason for key in ids}
     reason = f"Upstream {ids['a']} is DEAD_LETTERED"
     assert flagged == {"a": None, "b": reason, "c": reason, "d": None, "e": None}
-    await world.engine.operations.retry(ids["a"])
+    await world.engine.revive.retry(ids["a"])
     assert (await world.engine.read.task(ids["b"])).blocked_reason is None
 
 
@@ -265,7 +274,7 @@ def test_dead_letters_are_found_along_every_way() -> None:
         {"task_id": "m", "depends_on": "y", "status": "DEAD_LETTERED"},
         {"task_id": "o", "depends_on": "z", "status": "READY"},
     ]
-    assert dead_letters_above(edges) == {"m": ["x", "y"], "t": ["x", "y"]}
+    assert ended_above(edges, Status.DEAD_LETTERED) == {"m": ["x", "y"], "t": ["x", "y"]}
 
 
 @pytest.mark.parametrize("name", ["task_none", "a\0b", "\ud800"])

@@ -37,7 +37,7 @@ async def test_what_is_cancelled_with_a_task_is_what_a_cancellation_cancels(worl
 
     before = await world.engine.read.relatives(top)
     assert (await world.engine.read.relatives(done)).cancelled_with == 0, "it has ended"
-    cancelled = await world.engine.operations.cancel(top, "no")
+    cancelled = await world.engine.cancel.cancel(top, "no")
 
     assert before.cancelled_with == len(cancelled) - 1 == 5
     assert (await world.engine.read.relatives(top)).cancelled_with == 0

@@ -67,7 +67,7 @@ async def every_reason(world: World) -> None:
     await world.one("broken")
     await engine.breakers.open("broken")
     await world.one("stopped")
-    await engine.operations.pause("stopped")
+    await engine.pauses.pause("stopped")
     await world.one("slow", model_preferences=("m/one",))
     await engine.slowdowns.slow_down("provider:m", 600, "429")
     await world.agent("rested", types=["code"])
@@ -129,7 +129,7 @@ async def test_what_is_known_of_a_reason(world: World, clock: MovableClock) -> N
     clock.advance(60)
     await world.one("c", run_at=clock.now() + timedelta(hours=1))
     await world.one("c", run_at=clock.now() + timedelta(hours=2))
-    await engine.operations.pause("*")
+    await engine.pauses.pause("*")
 
     found = await engine.read.waiting()
 
@@ -185,3 +185,14 @@ async def test_many_tasks_are_estimated(
     assert (retrying.count, retrying.exact, ready.exact) == (1, True, False)
     # 60 pages of some 500 at random: the number varies by 13 per cent, four times that never happens.
     assert ready.count == pytest.approx(20_000, rel=0.6)
+
+
+async def test_types_of_more_than_a_hundred_outputs_at_a_gate_have_names(world: World) -> None:
+    agent = await world.agent("writer", types=["essay"], max_concurrent_tasks=200)
+    await world.submit(*(NewTask("essay", output=HUMAN) for _ in range(101)))
+    drafts = [world.completion(task, "draft") for task in await world.claim(agent, 101)]
+    await world.engine.work.complete(drafts)
+
+    (reason,) = (await world.engine.read.waiting()).reasons
+
+    assert (reason.code, reason.count, reason.types) == (ReasonCode.WAITING_APPROVAL, 101, ["essay"])

@@ -66,7 +66,7 @@ async def test_a_dead_letter_is_found_through_others(world: World) -> None:
 async def test_a_cancelled_upstream_is_pointed_out(world: World) -> None:
     first = await world.one()
     second = await world.one(depends_on=[first])
-    await world.engine.operations.cancel(first, "x", cascade=False)
+    await world.engine.cancel.cancel(first, "x", cascade=False)
 
     assert f"{first} will never complete" in (await reasons(world.engine, second))["blocked_by_dependency"]
 
@@ -127,7 +127,7 @@ async def test_what_has_ended_says_how(world: World) -> None:
     ids = [await world.one(), await world.one(), await world.one()]
     first, second, third = await world.claim(ann, limit=3)
     await world.complete(first)
-    await world.engine.operations.cancel(second.id, "no longer needed")
+    await world.engine.cancel.cancel(second.id, "no longer needed")
     await world.fail(third, "no access", category="auth_failure")
 
     found = {name: await reasons(world.engine, name) for name in ids}
@@ -305,6 +305,12 @@ class Chaos:
         return self.rng.sample(values, self.rng.randint(least, len(values)))
 
     async def make(self) -> None:
+        await self.engine.limits.patch(
+            {
+                "default_max_cost_usd": self.rng.choice([None, None, 0, *COSTS]),
+                "daily_budget_usd": self.rng.choice([None, None, None, *COSTS]),
+            }
+        )
         # Few agents with few differences: each obstacle must be the only one now and then.
         for n in range(self.rng.choice([1, 1, 2, 3])):
             agent = await Actions(self.engine).agent(
@@ -338,6 +344,7 @@ class Chaos:
                 "required_capabilities": self.some(["python", "sql"]) if self.maybe(0.5) else [],
                 "model_preferences": self.some(MODELS) if self.maybe(0.5) else [],
                 "max_cost_usd": self.rng.choice([None, None, *COSTS]),
+                "max_total_cost_usd": self.rng.choice([None, None, None, *COSTS]),
                 "lock_key": self.rng.choice([None, None, "doc:1", "doc:2"]),
             }
             type_ = self.rng.choice(["code", "review"])
@@ -431,8 +438,9 @@ async def test_runnable_means_that_some_claim_would_get_it(
         connection.execute(
             "TRUNCATE lineshaft.task, lineshaft.task_live, lineshaft.task_end, lineshaft.edge, lineshaft.dag,"
             " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.breaker, lineshaft.slowdown,"
-            " lineshaft.pause"
+            " lineshaft.pause, lineshaft.spend"
         )
+        connection.execute("UPDATE lineshaft.limits SET reserved_usd = 0")
         chaos = Chaos(engine, factory, clock, seed)
         await chaos.make()
         ready = connection.execute("SELECT id FROM lineshaft.task_live WHERE status = 'READY'").fetchall()
@@ -449,10 +457,10 @@ async def test_runnable_means_that_some_claim_would_get_it(
         "upstream_dead_lettered",
         "waiting_retry",
         "waiting_gate",
+        "gate_budget",
         "waiting_approval",
         "scheduled",
         "deadline_missed",
-        "daily_budget",
         *("claimed", "running", "completed", "cancelled", "dead_lettered"),
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.checks.verdict import CandidateOutput
-from lineshaft.engine.review.gates import GatedOutput
+from lineshaft.engine.review.gated_output import GatedOutput
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, OutputContract
 from lineshaft.types.work import ClaimedTask, Completion, Spent

@@ -252,7 +252,7 @@ async def test_an_agent_that_stands_for_a_person_may_claim_it_as_well(world: Wor
 async def test_a_revived_task_waits_for_a_person_again(world: World) -> None:
     task_id = await for_a_person(world)
     await world.engine.approvals.decide(task_id, no())
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
 
     assert [item.task.id for item in (await waiting(world)).items] == [task_id]
     assert await world.engine.approvals.decide(task_id, yes(data=b"1")) is Status.COMPLETED

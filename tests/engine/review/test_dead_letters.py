@@ -203,7 +203,7 @@ async def test_each_time_a_task_dies_is_an_entry_of_its_own(world: World) -> Non
     agent = await world.agent()
     task_id = await world.one(max_attempts=1)
     await world.fail(await world.take(agent), "first")
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
     world.age(seconds=1)
     await world.fail(await world.take(agent), "second")
 

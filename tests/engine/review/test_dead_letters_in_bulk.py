@@ -76,6 +76,7 @@ async def test_many_at_once_counts_what_came_along(world: World) -> None:
     assert (len(result.resolved), result.refused) == (2, [])
 
 
+@pytest.mark.slow("hundreds of dead letters")
 @pytest.mark.parametrize(
     ("resolution", "status", "kinds"),
     [

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from lineshaft.checks.verdict import CandidateOutput, Verdict, rejected
+from lineshaft.errors import InvalidTransitionError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import Gate, NewTask, RetrySpec
+from lineshaft.types import ApprovalDecision
+from lineshaft.types.work import Cancellation, Failure, Moved, Release
 from tests.engine.review.gate_helpers import ZERO, gates, hand_in, slow, taken
 from tests.gate_verdicts import gated_attempts
-from tests.world import World
+from tests.world import World, cost, only, ref, without_gates
 
 
 async def test_a_gate_that_runs_elsewhere_holds_nothing(world: World) -> None:
@@ -214,6 +217,62 @@ async def test_a_verdict_for_a_gate_that_is_behind_changes_nothing(world: World)
     assert world.everything() == before
 
 
+async def test_only_people_and_gates_change_what_was_handed_in(world: World) -> None:
+    """R-093: its holder can't take it back, alone or in a batch; what it reports as spent is booked."""
+    world.engine.checks.register("slow", slow)
+    agent = await world.agent(budget_usd=10)
+    ids = await world.submit(
+        NewTask("human", output=gates(Gate("human"))), NewTask("slow", output=gates(Gate("slow")))
+    )
+    tasks = [await world.take(agent, types=[type_]) for type_ in ("human", "slow")]
+    for task in tasks:
+        assert await hand_in(world, task, "x", cost_usd=Decimal("0.5")) is Status.VALIDATING
+    before = [(world.live(name), await gated_attempts(world.engine, name)) for name in ids]
+    work, refs = world.engine.work, [ref(task) for task in tasks]
+    await world.one("other")
+    running = ref(await world.take(agent, types=["other"]))
+
+    refused: list[Moved] = []
+    for claim in refs:
+        refused += await work.fail([Failure(claim, "sorry")])
+        refused += await work.fail([Failure(claim, "429", "rate_limit")])
+        refused += await work.release([Release(claim)])
+        refused += await work.release([Release(claim, 60)])
+        refused += await work.cancel([Cancellation(claim, "no")])
+    refused += await work.release([Release(claim) for claim in refs])
+    refused += await work.cancel([Cancellation(claim, "no") for claim in refs])
+    *batch, failed = await work.fail([Failure(claim, "sorry") for claim in (*refs, running)])
+    assert failed.status is Status.RETRYING, "the batch fails what is held"
+    for moved in (*refused, *batch):
+        assert isinstance(moved.error, InvalidTransitionError)
+        assert "handed in" in str(moved.error)
+    assert [(world.live(name), await gated_attempts(world.engine, name)) for name in ids] == before
+
+    for more in ("0.7", "0.7", "0.6"):
+        await work.fail([Failure(claim, "sorry", spent=cost(more)) for claim in refs])
+        await work.cancel([Cancellation(claim, "no", spent=cost(more)) for claim in refs])
+    assert [world.task(name)["cost_usd"] for name in ids] == [Decimal("0.7")] * 2
+    assert world.agent_row(agent)["spent_usd"] == Decimal("1.4")
+
+    await world.engine.approvals.decide(ids[0], ApprovalDecision(approve=True, reviewer="ann"))
+    await world.engine.gates.settle(await taken(world), Verdict(passed=True))
+    assert world.statuses(ids) == ["COMPLETED"] * 2
+    assert [world.task(name)["output"] for name in ids] == ["x"] * 2
+
+
+async def test_an_agent_that_checks_its_own_output_may_still_fail(world: World) -> None:
+    """R-072: until an output waits elsewhere, its agent holds the task."""
+    agent = await world.agent()
+    await world.one(output=gates(Gate("regex", "x")))
+    task = await world.take(agent)
+    await without_gates(world.engine).complete([world.completion(task, "x")])
+    assert world.live(task.id)["agent_id"] == agent.id
+
+    failed = only(await world.engine.work.fail([Failure(ref(task), "the check broke")]))
+
+    assert failed.status is Status.RETRYING
+
+
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
 async def test_a_verdict_after_the_end_changes_nothing(world: World, end: str) -> None:
     world.engine.checks.register("slow", slow)
@@ -223,9 +282,9 @@ async def test_a_verdict_after_the_end_changes_nothing(world: World, end: str) -
     await hand_in(world, task, "x", cost_usd=Decimal("0.5"), tokens_input=4)
     output = await taken(world)
     if end == "cancelled":
-        await world.engine.operations.cancel(task.id, "no")
+        await world.engine.cancel.cancel(task.id, "no")
     else:
-        await world.fail(task)
+        await world.engine.gates.settle(output, rejected("no"))
     before = world.everything()
 
     moved = await world.engine.gates.settle(output, Verdict(passed=True, cost_usd=Decimal(1)))

@@ -9,6 +9,7 @@ import pytest
 from lineshaft.duties.event_watcher import EventWatcher
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask
+from lineshaft.sources.definition import Definition
 from lineshaft.types import TaskFilter
 from lineshaft.types.sources import NewSource, SourceFields
 from tests.engine.sources.helpers import column, outcomes, put
@@ -68,6 +69,7 @@ async def test_a_dead_letter_is_triaged(world: World) -> None:
     assert (made.spec, made.created_by) == ({"error": "no access", "id": failed}, "event:triage")
 
 
+@pytest.mark.slow("hundreds of events")
 async def test_each_event_fires_once_with_two_servers(world: World, dsn: str) -> None:
     await put(world.engine, source(on=["task.created"], when="event.task.type == 'code'"))
     for _ in range(50):
@@ -135,6 +137,41 @@ async def test_open_work_is_limited_for_events_too(world: World) -> None:
     assert await outcomes(world.engine, "e") == ["created"] * 3
     live = "SELECT count(*) FROM lineshaft.tasks WHERE type = 'next' AND status = 'READY'"
     assert column(world, live) == [1]
+
+
+async def test_tasks_submitted_on_their_own_count_only_where_they_are_asked_for(world: World) -> None:
+    await put(world.engine, source("dags", on=["dag.completed"], template=_task("a")))
+    await put(world.engine, source("all", on=["dag.completed"], single=True, template=_task("b")))
+    await world.one()
+    await world.complete(await world.take())
+    assert await run(world) == {"events created": 1}
+    assert column(world, "SELECT type FROM lineshaft.task ORDER BY created_at") == ["code", "b"]
+
+    await world.engine.submission.submit_dag("two", [NewTask("code", key="a"), NewTask("code", key="b")])
+    for _ in range(3):
+        await world.complete(await world.take())
+    assert await run(world) == {"events created": 3}, "of the DAG both, of the task that it created one"
+    assert await outcomes(world.engine, "dags") == ["created"]
+
+
+async def test_breadth_is_limited_too(world: World) -> None:
+    """One event can't lead to a thousand, and each of them to a thousand more."""
+    made = await put(world.engine, source(on=["task.created"], when="event.task.type == 'code'"))
+    assert (made.max_open, made.max_per_minute) == (1_000, 1_000)
+    explicit = await put(world.engine, source("null", on=["alert"], max_open=None))
+    assert explicit.max_open == 1_000
+    stored = Definition(source("older", on=["alert"]))
+    assert (stored.max_open, stored.max_per_minute) == (1_000, 1_000), "also those of older versions"
+    await world.engine.sources.patch("e", SourceFields(max_per_minute=3))
+    for _ in range(5):
+        await world.one()
+
+    assert (await run(world))["events created"] == 3
+    assert await run(world) == {}
+    assert "it has created 3 within a minute" in ((await world.engine.sources.get("e")).fault or "")
+    world.clock.advance(61)
+    assert (await world.engine.sources.get("e")).fault is None
+    assert (await run(world))["events created"] == 2, "none was lost"
 
 
 @pytest.mark.parametrize("on", [[], ["Not An Event"], ["dag.completed"] * 51])

@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.sources.firing import Key, Occasion
-from lineshaft.errors import InvalidInputError, NotFoundError
+from lineshaft.errors import CycleError, InvalidInputError, NotFoundError
 from lineshaft.types.sources import FiringOutcome
 from tests.engine.sources.helpers import column, outcomes, put, schedule, webhook
 from tests.world import World
@@ -109,6 +109,26 @@ async def test_refused_work_is_a_failure(world: World) -> None:
         assert fired.outcome == "failed"
         assert error in str(fired.error)
     assert column(world, "SELECT count(*) FROM lineshaft.task, lineshaft.source_work") == [0]
+
+
+async def test_a_template_with_a_cycle_is_refused_when_it_is_stored(world: World) -> None:
+    tasks = [
+        {"key": "a", "type": "a", "spec": {"n": "${event.n}"}, "depends_on": ["c"]},
+        {"key": "b", "type": "b", "depends_on": ["a"]},
+        {"key": "c", "type": "c", "depends_on": ["b"]},
+    ]
+    with pytest.raises(InvalidInputError, match=r"template\.dag\.tasks: depends_on forms a cycle: .* → "):
+        await put(world.engine, webhook(template={"dag": {"title": "x", "tasks": tasks}}))
+    with pytest.raises(NotFoundError):
+        await world.engine.sources.get("w")
+
+
+async def test_a_dry_run_reports_a_cycle_that_depends_on_the_event(world: World) -> None:
+    tasks = [{"key": "a", "type": "a", "depends_on": ["${event.on}"]}]
+    await put(world.engine, webhook(template={"dag": {"title": "x", "tasks": tasks}}))
+
+    with pytest.raises(CycleError, match="a → a"):
+        await world.engine.firings.preview("w", {"on": "a"})
 
 
 async def test_an_existing_idempotency_key_of_the_task_is_a_duplicate(world: World) -> None:

@@ -179,3 +179,13 @@ async def test_an_agent_applies_its_schedule(engine: Engine) -> None:
 
 def _occasion(go: bool) -> Occasion:
     return Occasion({"go": go})
+
+
+async def test_a_source_that_a_newer_version_has_stored_still_fires(world: World) -> None:
+    await put(world.engine, webhook())
+    world.connection.execute(
+        "UPDATE lineshaft.source SET definition = definition || '{\"made_up_later\": 1}'"
+    )
+
+    assert (await world.engine.firings.fire("w", Occasion({}, []))).outcome == "created"
+    assert (await world.engine.sources.get("w")).name == "w"

@@ -106,6 +106,7 @@ async def test_a_single_tick_that_is_an_hour_late_was_missed(world: World) -> No
     assert firing.error == "1 ticks from 2026-02-08T10:00:00Z on were missed (catch_up: skip)"
 
 
+@pytest.mark.slow("a thousand ticks")
 async def test_at_most_a_thousand_ticks_are_made_up_for(world: World) -> None:
     await put(world.engine, schedule(catch_up="all", template={"task": {"type": "t"}}))
     world.clock.advance(1_100 * MINUTE)
@@ -118,6 +119,7 @@ async def test_at_most_a_thousand_ticks_are_made_up_for(world: World) -> None:
     assert await run(world) == {}
 
 
+@pytest.mark.slow("a day of ticks")
 async def test_a_clock_that_jumps_a_day_ahead_and_back_fires_nothing_twice(dsn: str) -> None:
     now = datetime(2026, 2, 8, 9, tzinfo=UTC)
     async with Engine(dsn, clock=MovableClock(now)) as engine:

@@ -49,7 +49,7 @@ async def test_twenty_at_once_make_one(world: World) -> None:
 
 async def test_a_cancelled_dag_gives_its_key_back(world: World) -> None:
     first = await submit(world)
-    await world.engine.operations.cancel_dag(first.id, "no longer wanted")
+    await world.engine.cancel.cancel_dag(first.id, "no longer wanted")
     second = await submit(world)
     assert (second.duplicate, second.id != first.id) == (False, True)
     assert (await submit(world)).id == second.id

@@ -25,6 +25,19 @@ async def test_a_known_key_gives_the_existing_task(world: World) -> None:
     assert world.kinds(first.id) == ["task.created", "task.ready"]
 
 
+@pytest.mark.parametrize("second_id", ["task-1", "task-2", None])
+async def test_a_repeated_call_with_an_id_of_its_own_is_a_duplicate(
+    world: World, second_id: str | None
+) -> None:
+    submit = world.engine.submission.submit
+    (first,) = await submit([NewTask("code", id="task-1", idempotency_key="k")])
+
+    (second,) = await submit([NewTask("code", id=second_id, idempotency_key="k")])
+
+    assert (first.id, first.duplicate) == ("task-1", False)
+    assert (second.id, second.duplicate, second.mismatch) == ("task-1", True, False)
+
+
 @pytest.mark.parametrize("fillers", [0, 60], ids=["insert", "copy"])
 async def test_a_key_twice_in_one_call(world: World, fillers: int) -> None:
     """U8: the second is the first, or the task that owns the key already."""
@@ -56,7 +69,7 @@ async def test_a_completed_task_keeps_its_key_the_others_free_it(world: World) -
     (dead,) = await submit([NewTask("code", idempotency_key="dead")])
     await world.kill(agent)
     (cancelled,) = await submit([NewTask("code", idempotency_key="cancelled")])
-    await world.engine.operations.cancel(cancelled.id, "no")
+    await world.engine.cancel.cancel(cancelled.id, "no")
 
     again = await submit(
         [NewTask("code", idempotency_key=key) for key in ("done", "dead", "cancelled")],
@@ -155,14 +168,14 @@ async def test_a_window_needs_a_key(world: World) -> None:
 async def test_a_revived_task_takes_its_key_from_one_whose_window_is_over(world: World) -> None:
     """U8: and keeps it, as long as it isn't used again."""
     old = await world.one(idempotency_key="k")
-    await world.engine.operations.cancel(old, "no")
+    await world.engine.cancel.cancel(old, "no")
     await world.one(idempotency_key="k", idempotency_ttl_sec=60)
     await world.finish_all()
     with pytest.raises(AlreadyExistsError):
-        await world.engine.operations.retry(old)
+        await world.engine.revive.retry(old)
 
     world.age(minutes=2)
-    await world.engine.operations.retry(old)
+    await world.engine.revive.retry(old)
 
     assert await world.one(idempotency_key="k") == old
 

@@ -75,7 +75,7 @@ async def test_a_dag_that_has_ended_takes_no_tasks(world: World, real: bool, end
     if end == "completed":
         await world.finish_all()
     else:
-        await world.engine.operations.cancel(member, "no")
+        await world.engine.cancel.cancel(member, "no")
     before = world.everything()
 
     for fields in ({"dag_id": dag_id}, {"parent_id": member}):
@@ -104,7 +104,7 @@ async def test_a_failed_dag_runs_again_when_the_task_is_claimed(world: World, re
     assert world.dag_row(dag_id)["status"] == "running"
     await world.complete(rescue)
     assert world.dag_row(dag_id)["status"] == "failed"
-    await world.engine.operations.retry(dead)
+    await world.engine.revive.retry(dead)
     await world.complete(await world.take(agent))
     assert world.dag_row(dag_id)["status"] == "completed"
 

@@ -96,6 +96,7 @@ async def test_a_submission_that_needs_one_lane_too_many_is_refused(
             await engine.submission.submit([NewTask("even-more")])
 
 
+@pytest.mark.slow("thousands of lanes")
 async def test_lanes_of_tasks_that_wait_are_bounded_too(world: World) -> None:
     """They could all become READY at once."""
     later = world.clock.now().replace(year=2099)

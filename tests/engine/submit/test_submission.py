@@ -8,6 +8,7 @@ import pytest
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.submit.drafts import MAX_BATCH
+from lineshaft.engine.submit.surface import SurfaceTask
 from lineshaft.errors import (
     AlreadyExistsError,
     CycleError,
@@ -72,7 +73,7 @@ def varied(world: World, suffix: str) -> list[NewTask]:
         NewTask("locked", lock_key="doc:ü", tags=["a", "NULL", ""[:0] or "z"], created_by="human:eve"),
         NewTask("gated", output=OutputContract(type="json", validation=(Gate("regex", "^a"), Gate("human")))),
         NewTask("retried", retry=RetrySpec(strategy="fixed", max_delay_sec=None, retry_on=("timeout",))),
-        NewTask("loki", preset="loki", surface={"priority": 9}),
+        SurfaceTask("loki", preset="loki", surface={"priority": 9}),
         NewTask("office", preset="officeplane", idempotency_key=f"key-{suffix}"),
         NewTask(
             "batch",
@@ -243,7 +244,7 @@ async def test_dependencies_on_existing_tasks(world: World) -> None:
 async def test_dependencies_that_can_never_be_met_are_refused(world: World, fillers: int) -> None:
     """R-010: unknown and cancelled upstream; nothing of the call is written."""
     cancelled = await world.one()
-    await world.engine.operations.cancel(cancelled, "not needed")
+    await world.engine.cancel.cancel(cancelled, "not needed")
     before = world.everything()
     others = [NewTask("code", idempotency_key=f"k{n}") for n in range(fillers + 1)]
 
@@ -268,6 +269,7 @@ async def test_an_empty_or_nameless_dag_is_refused(world: World) -> None:
     assert await world.submit() == []
 
 
+@pytest.mark.slow("ten thousand tasks")
 async def test_a_call_has_at_most_ten_thousand_tasks(world: World) -> None:
     """The limit of the HTTP contract; just below it one call is enough."""
     too_many = [NewTask("code")] * (MAX_BATCH + 1)
@@ -282,6 +284,7 @@ async def test_a_call_has_at_most_ten_thousand_tasks(world: World) -> None:
     assert world.row("SELECT count(*) AS n FROM lineshaft.task_live WHERE status = 'READY'")["n"] == MAX_BATCH
 
 
+@pytest.mark.slow("ten thousand tasks")
 async def test_children_count_towards_the_limit(world: World) -> None:
     """The limit is on tasks, not on the list's length."""
     families = [NewTask("batch", children=[NewTask("code")] * 100)] * (MAX_BATCH // 100)
@@ -310,7 +313,7 @@ async def test_an_own_id_is_kept_and_can_not_be_taken_twice(world: World, filler
 async def test_an_ended_task_keeps_its_id(world: World) -> None:
     """R-001: ids are never used again."""
     task_id = await world.one(id="once")
-    await world.engine.operations.cancel(task_id, "no")
+    await world.engine.cancel.cancel(task_id, "no")
 
     with pytest.raises(AlreadyExistsError):
         await world.one(id="once")
@@ -412,3 +415,29 @@ async def test_whatever_the_text_it_comes_back_as_it_was(world: World, fillers: 
         assert (row["tags"], row["required_capabilities"]) == (asked.tags, asked.required_capabilities)
         assert (row["lock_key"], row["created_by"]) == (asked.lock_key, asked.created_by)
         assert world.live(task_id)["lock_key"] == asked.lock_key
+
+
+async def test_tasks_that_are_submitted_one_by_one_have_a_critical_path_too(world: World) -> None:
+    """R-163: as a DAG has it; tasks that have ended, and those beside the path, get nothing."""
+    first = await world.one("first")
+    second = await world.one("second", depends_on=[first])
+    beside = await world.one("beside", depends_on=[first])
+    third, other = await world.submit(
+        NewTask("third", depends_on=[second]), NewTask("other", depends_on=[second])
+    )
+    await world.dag(
+        NewTask("x", key="x", depends_on=[third]),
+        NewTask("y", key="y", depends_on=["x", other]),
+        NewTask("z", key="z"),
+    )
+
+    lengths = {name: world.live(name)["downstream"] for name in (first, second, beside, third, other)}
+    assert lengths == {first: 4, second: 3, beside: 0, third: 2, other: 1}
+    shown = await world.engine.read.task(first)
+    assert shown.effective_priority == 46
+    await world.engine.cancel.cancel(third, "no")
+    assert world.live(first)["downstream"] == 2
+    long = first
+    for _ in range(12):
+        long = await world.one("long", depends_on=[long])
+    assert world.live(first)["downstream"] == 10, "the boost stops there"

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput, Verdict
-from lineshaft.engine.review.gates import GatedOutput
+from lineshaft.engine.review.gated_output import GatedOutput
 from lineshaft.types import ApprovalDecision
 from lineshaft.types.work import ClaimRef, Completion, Moved
 from tests.engine.transition.lifecycle_machine import Lifecycle, Task

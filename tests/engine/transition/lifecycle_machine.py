@@ -1,10 +1,10 @@
 """The lifecycle of tasks as a machine for Hypothesis, with a model of it that fits on a page.
 
-Several processes of two agents submit, claim, finish, fail, release, spawn, cancel and retry; they fall
-silent, are superseded, restarted, or reported as dead by a sibling. After every step the database must say
-what the model says, and all counters and locks must add up. The guards are on: the circuit breaker of the one
-type there is must be where `model/breaker.py` says, and a slow-down holds everybody back. Gates on outputs
-are in `gated_machine.py`.
+Several processes of two agents submit, claim, finish, fail, release, spawn, cancel, retry and rerun; they
+fall silent, are superseded, restarted, or reported as dead by a sibling. After every step the database must
+say what the model says, and all counters and locks must add up. The guards are on: the circuit breaker of the
+one type there is must be where `model/breaker.py` says, and a slow-down holds everybody back. Gates on
+outputs are in `gated_machine.py`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.errors import SupersededError
+from lineshaft.errors import DependentsRunningError, SupersededError
 from lineshaft.model import breaker
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
@@ -76,6 +76,9 @@ class Task:
     #: Open dependencies that need success, and children that need any end.
     needs: set[str] = field(default_factory=set)
     awaits: set[str] = field(default_factory=set)
+    #: All dependencies, and all children that it has waited for, whether they are open or not.
+    upstream: set[str] = field(default_factory=set)
+    children: set[str] = field(default_factory=set)
     parent: str | None = None
     lock: str | None = None
     attempts: int = 0
@@ -157,7 +160,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:
         open_ones = {u for u in upstream if self.tasks[u].status != "COMPLETED"}
-        self.tasks[name] = Task("PENDING", open_ones, parent=parent, lock=lock)
+        self.tasks[name] = Task("PENDING", open_ones, upstream=upstream, parent=parent, lock=lock)
         self.tasks[name].settle()
 
     def ended(self, name: str) -> None:
@@ -319,7 +322,9 @@ class Lifecycle(RuleBasedStateMachine):
         for child in children:
             self.add(child.id, set(), parent=parent)
         if wait:
-            self.let_go(parent, "PENDING").awaits = {child.id for child in children}
+            waiting = self.let_go(parent, "PENDING")
+            waiting.awaits = {child.id for child in children}
+            waiting.children |= waiting.awaits
             self.probe_told_nothing(parent)
 
     @precondition(lambda self: self.have(*LIVE))
@@ -337,7 +342,7 @@ class Lifecycle(RuleBasedStateMachine):
             }
             going |= below
             todo += below
-        cancelled = self.runner.run(self.engine.operations.cancel(first, "no"))
+        cancelled = self.runner.run(self.engine.cancel.cancel(first, "no"))
         assert set(cancelled) == going
         for name in going:
             self.let_go(name, "CANCELLED")
@@ -350,12 +355,57 @@ class Lifecycle(RuleBasedStateMachine):
     def retry(self, data: st.DataObject) -> None:
         name = self.some(data, "DEAD_LETTERED", "CANCELLED", "RETRYING")
         task = self.tasks[name]
-        self.runner.run(self.engine.operations.retry(name))
+        self.runner.run(self.engine.revive.retry(name))
         if task.status == "RETRYING":
             task.status = "READY"
         else:
-            task.status, task.attempts = "PENDING", 0
-            task.settle()
+            self.revived(name)
+
+    def revived(self, *names: str) -> None:
+        """They wait for what hasn't completed, also if it had completed once."""
+        for name in names:
+            self.tasks[name].status, self.tasks[name].attempts, self.tasks[name].waits = "PENDING", 0, 0
+        for name in names:
+            task = self.tasks[name]
+            task.needs = {other for other in task.upstream if self.tasks[other].status != "COMPLETED"}
+            task.awaits = {other for other in task.children if self.tasks[other].status in LIVE}
+        for name in names:
+            self.tasks[name].settle()
+
+    @precondition(lambda self: self.have("COMPLETED"))
+    @rule(data=st.data(), downstream=st.booleans())
+    def rerun(self, data: st.DataObject, downstream: bool) -> None:
+        first = self.some(data, "COMPLETED")
+        members, todo = {first}, [first]
+        while todo:
+            name = todo.pop()
+            below = {
+                n
+                for n, t in self.tasks.items()
+                if name in t.upstream | t.children and n not in members and (downstream or t.status in LIVE)
+            }
+            members |= below
+            todo += below if downstream else ()
+        waiting = {name for name in members if self.tasks[name].status in LIVE}
+        running = {name for name in waiting if self.has_begun(name, members)}
+        call = self.engine.rerun.rerun(first, downstream=downstream)
+        if running:
+            with pytest.raises(DependentsRunningError):
+                self.runner.run(call)
+            return
+        self.runner.run(call)
+        again = members - waiting
+        self.revived(*again)
+        for name in waiting:
+            task = self.tasks[name]
+            task.needs |= task.upstream & again
+            task.awaits |= task.children & again
+            if task.needs or task.awaits:
+                task.status = "PENDING"
+
+    def has_begun(self, name: str, members: set[str]) -> bool:
+        task = self.tasks[name]
+        return task.status in {"RUNNING", "VALIDATING"} or bool(task.awaits and task.upstream & members)
 
     @precondition(lambda self: self.have("DEAD_LETTERED"))
     @rule(data=st.data(), resolution=st.sampled_from(["cancel", "delete"]))
@@ -390,9 +440,7 @@ class Lifecycle(RuleBasedStateMachine):
         if not reviewed:
             self.runner.run(self.engine.dead_letters.resolve(name, decided("escalate")))
         self.runner.run(self.engine.dead_letters.resolve(name, decided("retry")))
-        task = self.tasks[name]
-        task.status, task.attempts = "PENDING", 0
-        task.settle()
+        self.revived(name)
 
     @rule()
     def promote(self) -> None:

@@ -162,7 +162,7 @@ async def test_a_child_that_fails_takes_its_batch_along(world: World) -> None:
     assert world.status(after) == "PENDING"
     assert world.lock("doc:1") is None
 
-    assert await world.engine.operations.retry(batch) is Status.PENDING
+    assert await world.engine.revive.retry(batch) is Status.PENDING
     assert world.statuses([batch, two.id, three["id"]]) == ["PENDING", "READY", "PENDING"]
     for output in (2, 3):
         task = await world.take(agent)
@@ -197,7 +197,7 @@ async def test_a_nested_failure_takes_all_batches_along(world: World) -> None:
     }
     assert world.dag_row(world.task(outer)["dag_id"])["status"] == "failed"
 
-    await world.engine.operations.retry(outer)
+    await world.engine.revive.retry(outer)
     seen = []
     while claimed := await world.claim(agent, 10):
         seen += [task.type for task in claimed]
@@ -214,14 +214,14 @@ async def test_a_batch_whose_children_were_retried_one_by_one(world: World) -> N
     await world.fail(await world.take(agent), category="auth_failure")
     for type_ in ("one", "two"):
         (row,) = world.rows("SELECT id FROM lineshaft.task WHERE type = %s", type_)
-        await world.engine.operations.retry(row["id"])
+        await world.engine.revive.retry(row["id"])
         task = await world.take(agent)
         # The batch is over, so the child holds the lock itself.
         assert (world.lock("doc:1") or {})["holder_task_id"] == task.id
         await world.complete(task, type_)
         assert world.lock("doc:1") is None
 
-    assert await world.engine.operations.retry(batch) is Status.COMPLETED
+    assert await world.engine.revive.retry(batch) is Status.COMPLETED
 
     assert world.end(batch)["output"] == ["one", "two"]
     assert world.dag_row(world.task(batch)["dag_id"])["status"] == "completed"

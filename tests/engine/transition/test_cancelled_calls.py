@@ -24,7 +24,7 @@ async def test_cancelled_just_as_it_gets_its_connection(dsn: str) -> None:
 
         assert waiting.cancelled()
         assert not got.is_set()
-        await engine.schedule.openings()
+        await engine.upcoming.openings()
 
 
 async def test_one_that_is_cancelled_already_can_still_clean_up(dsn: str) -> None:
@@ -35,7 +35,7 @@ async def test_one_that_is_cancelled_already_can_still_clean_up(dsn: str) -> Non
             try:
                 await asyncio.Event().wait()
             finally:
-                await engine.schedule.openings()
+                await engine.upcoming.openings()
                 cleaned.set()
 
         working = asyncio.create_task(work())

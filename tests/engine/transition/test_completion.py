@@ -64,7 +64,7 @@ async def test_completion_unblocks_dependents(world: World) -> None:
         NewTask("e", key="e", depends_on=["a"]),
     )
     ids = {key: found.id for key, found in dag.tasks.items()}
-    await world.engine.operations.cancel(ids["e"], "no")
+    await world.engine.cancel.cancel(ids["e"], "no")
     a = await world.take(agent, types=["a"])
     world.age(minutes=1)
 
@@ -272,7 +272,7 @@ async def test_a_stale_holder_changes_nothing(world: World, how: str) -> None:
         case "snoozed":
             await world.release(stale, 5)
         case "cancelled":
-            await world.engine.operations.cancel(stale.id, "no")
+            await world.engine.cancel.cancel(stale.id, "no")
         case "dead":
             await world.fail(stale, category="auth_failure")
         case _:
@@ -307,7 +307,7 @@ async def test_what_was_never_started_can_not_complete(world: World) -> None:
 async def test_a_task_that_does_not_exist(world: World) -> None:
     """R-039, F-15."""
     gone = ClaimRef("task_nope", 1)
-    work, operations = world.engine.work, world.engine.operations
+    work, engine = world.engine.work, world.engine
     for moved in (
         await work.start([gone]),
         await work.complete([Completion(gone)]),
@@ -316,10 +316,10 @@ async def test_a_task_that_does_not_exist(world: World) -> None:
     ):
         assert isinstance(only(moved).error, NotFoundError)
     with pytest.raises(NotFoundError):
-        await operations.cancel("task_nope", "no")
+        await engine.cancel.cancel("task_nope", "no")
     with pytest.raises(NotFoundError):
-        await operations.retry("task_nope")
+        await engine.revive.retry("task_nope")
     with pytest.raises(NotFoundError):
         await spawn_children(world.engine, gone, [NewTask("x")])
     with pytest.raises(NotFoundError):
-        await operations.add_dependencies("task_nope", [])
+        await engine.dependencies.add("task_nope", [])

@@ -12,7 +12,7 @@ async def test_a_dag_completes_once(world: World) -> None:
     """R-144, U7, R-141: with the last of its tasks, cancelled ones counted."""
     agent = await world.agent()
     dag = await world.dag(*(NewTask("code", key=key) for key in "abc"))
-    await world.engine.operations.cancel(dag.tasks["a"].id, "no")
+    await world.engine.cancel.cancel(dag.tasks["a"].id, "no")
     b, c = await world.claim(agent, 2)
 
     await world.complete(b)
@@ -44,7 +44,7 @@ async def test_dependents_of_a_dead_letter_wait(world: World) -> None:
     assert (row["status"], row["dead_lettered"]) == ("failed", 1)
     assert row["ended_at"] == world.clock.now()
 
-    await world.engine.operations.retry(ids["bad"])
+    await world.engine.revive.retry(ids["bad"])
     row = world.dag_row(dag.id)
     assert (row["status"], row["dead_lettered"], row["ended_at"]) == ("running", 0, None)
     await world.complete(await world.take(agent))
@@ -66,12 +66,12 @@ async def test_a_dag_of_dead_letters_and_cancelled_tasks_has_failed(world: World
     dag = await world.dag(NewTask("code", key="a"), NewTask("code", key="b"))
     dead = await world.kill(agent)
     (left,) = {found.id for found in dag.tasks.values()} - {dead}
-    await world.engine.operations.cancel(left, "no")
+    await world.engine.cancel.cancel(left, "no")
     assert world.dag_row(dag.id)["status"] == "failed"
 
     other = await world.dag(NewTask("code", key="a"), NewTask("code", key="b"))
     for found in other.tasks.values():
-        await world.engine.operations.cancel(found.id, "no")
+        await world.engine.cancel.cancel(found.id, "no")
 
     assert world.dag_row(other.id)["status"] == "cancelled"
     assert world.dag_kinds(other.id) == ["dag.created", "dag.cancelled"]
@@ -111,7 +111,7 @@ async def test_an_upstream_elsewhere_that_dies_fails_the_dag_and_revived_it_runs
     assert world.dag_row(dag_id)["status"] == "failed"
     assert world.status(waits) == "PENDING"
 
-    await world.engine.operations.retry(upstream)
+    await world.engine.revive.retry(upstream)
     assert world.dag_row(dag_id)["status"] == "running"
     await world.complete(await world.take(agent))
     await world.complete(await world.take(agent))
@@ -136,7 +136,7 @@ async def test_it_is_felt_through_tasks_in_between(world: World) -> None:
     await world.fail(await world.take(agent, types=["root"]), category="auth_failure")
     assert world.dag_row(dag_id)["status"] == "failed"
 
-    await world.engine.operations.retry(root)
+    await world.engine.revive.retry(root)
     assert world.dag_row(dag_id)["status"] == "running"
 
 
@@ -157,10 +157,10 @@ async def test_an_upstream_elsewhere_that_is_cancelled_alone_fails_the_dag(world
     upstream = await world.one("elsewhere")
     dag_id, waits = await dag_with_a_dead_letter(world, agent, upstream)
 
-    await world.engine.operations.cancel(upstream, "no", cascade=False)
+    await world.engine.cancel.cancel(upstream, "no", cascade=False)
 
     assert (world.status(waits), world.dag_row(dag_id)["status"]) == ("PENDING", "failed")
-    await world.engine.operations.retry(upstream)
+    await world.engine.revive.retry(upstream)
     assert world.dag_row(dag_id)["status"] == "running"
 
 
@@ -169,7 +169,7 @@ async def test_a_cascade_that_reaches_into_another_dag_ends_it(world: World) -> 
     upstream = await world.one("elsewhere")
     dag_id, waits = await dag_with_a_dead_letter(world, agent, upstream)
 
-    await world.engine.operations.cancel(upstream, "no")
+    await world.engine.cancel.cancel(upstream, "no")
 
     assert (world.status(waits), world.dag_row(dag_id)["status"]) == ("CANCELLED", "failed")
 
@@ -183,10 +183,10 @@ async def test_the_last_hope_is_made_to_wait_for_a_dead_letter(world: World, pla
         await world.fail(await world.take(agent, types=[type_]), category="auth_failure")
     assert world.dag_row(dag.id)["status"] == "running"
 
-    await world.engine.operations.add_dependencies(dag.tasks["hope"].id, [dead[place]])
+    await world.engine.dependencies.add(dag.tasks["hope"].id, [dead[place]])
 
     assert world.dag_row(dag.id)["status"] == "failed"
-    await world.engine.operations.retry(dead[place])
+    await world.engine.revive.retry(dead[place])
     assert world.dag_row(dag.id)["status"] == "running"
 
 
@@ -210,7 +210,7 @@ async def test_a_dead_child_whose_parent_completes_does_not_fail_the_dag(world: 
 
     assert world.statuses([parent, child]) == ["COMPLETED", "DEAD_LETTERED"]
     assert world.dag_row(dag_id)["status"] == "completed"
-    await world.engine.operations.retry(child)
+    await world.engine.revive.retry(child)
     assert world.dag_row(dag_id)["status"] == "running"
     await world.complete(await world.take(agent))
     assert world.dag_row(dag_id)["status"] == "completed"
@@ -246,7 +246,7 @@ async def test_a_child_may_be_spawned_to_be_ignored(world: World, on_failure: st
     agent = await world.agent()
     dag_id, parent, child = await family(world, agent, on_failure=on_failure)
 
-    await world.engine.operations.cancel(parent, "no")
+    await world.engine.cancel.cancel(parent, "no")
 
     assert world.statuses([parent, child]) == ["CANCELLED", "DEAD_LETTERED"]
     assert world.dag_row(dag_id)["status"] == verdict

@@ -30,7 +30,7 @@ async def test_delays_by_preset(world: World, preset: str, uniform: float, delay
         task = await world.take(agent)
         assert await world.fail(task, uniform=lambda: uniform) is Status.RETRYING
         seen.append(round(world.waits(task_id), 6))
-        assert await world.engine.operations.retry(task_id) is Status.READY
+        assert await world.engine.revive.retry(task_id) is Status.READY
     last = await world.fail(await world.take(agent))
 
     assert seen == delays
@@ -73,7 +73,7 @@ async def test_costs_add_up_over_attempts(world: World) -> None:
     for amount in ("0.12", "0.31", "0.08"):
         await world.fail(await world.take(agent), spent=cost(amount))
         if world.status(task_id) == "RETRYING":
-            await world.engine.operations.retry(task_id)
+            await world.engine.revive.retry(task_id)
 
     letter = world.row("SELECT * FROM lineshaft.dead_letter")
     assert (letter["task_id"], letter["total_cost_usd"]) == (task_id, Decimal("0.51"))
@@ -98,7 +98,7 @@ async def test_a_rate_limit_uses_no_attempt(world: World) -> None:
         assert await world.fail(task, error, uniform=lambda: 0.0, **details) is Status.RETRYING
         waits.append(world.waits(task_id))
         world.age(hours=1)  # the model is left alone for half as long
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
 
     assert waits == [60, 120, 7, 0, 3_600, 33]
     live = world.live(task_id)
@@ -119,7 +119,7 @@ async def test_after_ten_waits_a_rate_limit_counts(world: World, error: str, end
         assert await world.fail(await world.take(agent), error) is Status.RETRYING
         assert world.live(task_id)["rate_limits"] == n + 1
         world.age(hours=1)
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
 
     assert await world.fail(await world.take(agent), error) == end
 
@@ -138,9 +138,9 @@ async def test_a_poison_pill(world: World) -> None:
         assert world.status(poison) == "READY"
         await world.fail(await world.take(agent, types=["poison"]))
         if world.status(poison) == "RETRYING":
-            await world.engine.operations.retry(poison)
+            await world.engine.revive.retry(poison)
         await world.fail(await world.take(one, types=["clumsy"]))
-        await world.engine.operations.retry(clumsy)
+        await world.engine.revive.retry(clumsy)
 
     assert world.statuses([poison, clumsy]) == ["DEAD_LETTERED", "READY"]
     assert world.row("SELECT * FROM lineshaft.dead_letter")["poison_pill"] is True
@@ -152,7 +152,7 @@ async def test_the_poison_flag_is_set_also_when_attempts_run_out(world: World) -
     for _ in range(3):
         await world.fail(await world.take())
         if world.status(task_id) == "RETRYING":
-            await world.engine.operations.retry(task_id)
+            await world.engine.revive.retry(task_id)
 
     assert world.row("SELECT * FROM lineshaft.dead_letter")["poison_pill"] is True
 
@@ -199,13 +199,13 @@ async def test_fallback_models_from_the_second_failure(world: World) -> None:
     for _ in range(2):
         assert await world.claim(y) == []
         await world.fail(await world.take(x))
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
 
     assert await world.claim(x) == []
     task = await world.take(y)
     assert task.model == "y"
     assert await world.fail(task) is Status.DEAD_LETTERED
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
     assert await world.claim(y) == []
     assert (await world.take(x)).model == "x"
 
@@ -215,7 +215,7 @@ async def test_the_total_over_all_attempts(world: World) -> None:
     agent = await world.agent()
     task_id = await world.one(max_total_cost_usd=0.5, max_attempts=9)
     await world.fail(await world.take(agent), spent=cost("0.3"))
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
 
     assert await world.fail(await world.take(agent), spent=cost("0.2")) is Status.DEAD_LETTERED
     logged = world.rows("SELECT data FROM lineshaft.events WHERE kind = 'task.dead_lettered'")

@@ -94,7 +94,7 @@ async def test_a_heartbeat_tells_what_became_of_the_claim(world: World) -> None:
     ids = await world.submit(*(NewTask("code", priority=n) for n in range(5)))
     running, cancelled, lost, done = await world.claim(agent, 4)
     (unstarted,) = await world.claim(agent, start=False)
-    await world.engine.operations.cancel(cancelled.id, "no")
+    await world.engine.cancel.cancel(cancelled.id, "no")
     await world.release(lost)
     await world.take(other)
     await world.complete(done)

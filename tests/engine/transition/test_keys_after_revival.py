@@ -9,7 +9,7 @@ from tests.world import World
 
 async def kill_and_revive(world: World, task_id: str) -> None:
     await world.fail(await world.take(types=["keyed"]), category="auth_failure")
-    await world.engine.operations.retry(task_id)
+    await world.engine.revive.retry(task_id)
 
 
 @pytest.mark.parametrize("spec", [{"n": 1}, {"n": 1.0}, {"n": 1e16}, {"n": 1e-7}, {"b": 1, "a": [None]}])
@@ -52,7 +52,7 @@ async def modified(world: World) -> str:
     )
     await world.fail(await world.take(), category="auth_failure")
     world.connection.execute('UPDATE lineshaft.task SET spec = \'{"prompt": "better"}\'')
-    await world.engine.operations.retry(first.id)
+    await world.engine.revive.retry(first.id)
     return first.id
 
 
@@ -80,14 +80,14 @@ async def test_a_key_that_another_has_taken_meanwhile_stays_with_it(world: World
     """... until that one gives it back too."""
     task = NewTask("keyed", idempotency_key="k")
     (first,) = await world.engine.submission.submit([task])
-    await world.engine.operations.cancel(first.id, "no")
+    await world.engine.cancel.cancel(first.id, "no")
     (second,) = await world.engine.submission.submit([task])
     assert not second.duplicate
 
     with pytest.raises(AlreadyExistsError, match="in use by a newer task"):
-        await world.engine.operations.retry(first.id)
-    await world.engine.operations.cancel(second.id, "no")
-    await world.engine.operations.retry(first.id)
+        await world.engine.revive.retry(first.id)
+    await world.engine.cancel.cancel(second.id, "no")
+    await world.engine.revive.retry(first.id)
 
     (again,) = await world.engine.submission.submit([task])
     assert (again.id, again.duplicate, again.mismatch) == (first.id, True, False)

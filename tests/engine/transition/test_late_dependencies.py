@@ -19,7 +19,7 @@ async def test_a_dependency_added_later(world: World) -> None:
     done = await world.one("done")
     await world.complete(await world.take(agent))
     a, b, task_id = await world.submit(NewTask("a"), NewTask("b"), NewTask("c"))
-    add = world.engine.operations.add_dependencies
+    add = world.engine.dependencies.add
 
     assert await add(task_id, [done]) is Status.READY
     assert await add(task_id, [a, a]) is Status.PENDING
@@ -46,10 +46,10 @@ async def test_late_dependencies_that_are_refused(world: World) -> None:
     )
     a, b, c = (found.id for found in dag.tasks.values())
     cancelled = await world.one("x")
-    await world.engine.operations.cancel(cancelled, "no")
+    await world.engine.cancel.cancel(cancelled, "no")
     dead = await world.one("x", priority=0)
     await world.kill(agent, dead)
-    add = world.engine.operations.add_dependencies
+    add = world.engine.dependencies.add
     before = world.everything()
 
     with pytest.raises(CycleError) as caught:
@@ -85,18 +85,18 @@ async def test_the_critical_path_follows_the_graph(world: World) -> None:
         return [world.live(task_id)["downstream"] for task_id in ids]
 
     assert downstream(a, b, c, single) == [2, 1, 0, 0]
-    await world.engine.operations.add_dependencies(a, [single])
+    await world.engine.dependencies.add(a, [single])
     assert downstream(a, b, c, single) == [2, 1, 0, 3]
     assert world.live(single)["rank"] == pytest.approx(plain - 3)
 
-    await world.engine.operations.cancel(c, "no")
+    await world.engine.cancel.cancel(c, "no")
     assert downstream(a, b, single) == [1, 0, 2]
-    await world.engine.operations.retry(c)
+    await world.engine.revive.retry(c)
     assert downstream(a, b, c, single) == [2, 1, 0, 3]
 
     # A dead letter that is revived has as much below it as before.
     await world.kill(agent, single)
-    await world.engine.operations.retry(single)
+    await world.engine.revive.retry(single)
     assert downstream(single) == [3]
 
     parent = await world.take(agent)

@@ -53,7 +53,7 @@ async def test_all_matching_tasks_are_retried(world: World) -> None:
     waiting = await world.one("x")
     await world.fail(await world.take(agent))
     keyed = await world.one("x", idempotency_key="k")
-    await world.engine.operations.cancel(keyed, "no")
+    await world.engine.cancel.cancel(keyed, "no")
     await world.one("other", idempotency_key="k")
 
     rehearsed = await world.engine.matching.retry(TaskFilter(type=["x"]), dry_run=True)
@@ -69,7 +69,7 @@ async def test_only_statuses_that_were_asked_for(world: World) -> None:
     dead = await world.one("x")
     await world.kill(agent, dead)
     cancelled = await world.one("x")
-    await world.engine.operations.cancel(cancelled, "no")
+    await world.engine.cancel.cancel(cancelled, "no")
 
     found = await world.engine.matching.retry(TaskFilter(type=["x"], status=["dead_lettered", "COMPLETED"]))
 

@@ -22,7 +22,7 @@ async def test_retry_starts_anew_but_the_epoch_goes_on(world: World) -> None:
     await world.fail(old, spent=cost("0.5"))
     world.age(minutes=10)
 
-    assert await world.engine.operations.retry(task_id) is Status.READY
+    assert await world.engine.revive.retry(task_id) is Status.READY
 
     live = world.live(task_id)
     assert (live["attempts"], live["epoch"], live["revivals"], live["rate_limits"]) == (0, 1, 1, 0)
@@ -43,11 +43,11 @@ async def test_retry_of_a_cancelled_task_waits_for_what_is_open(world: World) ->
     agent = await world.agent()
     dag = await world.dag(NewTask("a", key="a"), NewTask("b", key="b", depends_on=["a"]))
     a, b = (found.id for found in dag.tasks.values())
-    await world.engine.operations.cancel(a, "no")
+    await world.engine.cancel.cancel(a, "no")
     assert world.dag_row(dag.id)["status"] == "cancelled"
 
-    assert await world.engine.operations.retry(b) is Status.PENDING
-    assert await world.engine.operations.retry(a) is Status.READY
+    assert await world.engine.revive.retry(b) is Status.PENDING
+    assert await world.engine.revive.retry(a) is Status.READY
     assert world.dag_row(dag.id)["cancelled"] == 0
     await world.complete(await world.take(agent))
 
@@ -60,7 +60,7 @@ async def test_retry_later(world: World) -> None:
     task_id = await world.one()
     await world.kill(agent)
 
-    assert await world.engine.operations.retry(task_id, delay_sec=60) is Status.PENDING
+    assert await world.engine.revive.retry(task_id, delay_sec=60) is Status.PENDING
 
     assert world.waits(task_id) == 60
     assert await world.claim(agent) == []
@@ -72,7 +72,7 @@ async def test_retry_of_a_batch_later(world: World) -> None:
     batch = await world.one("batch", children=[NewTask("one"), NewTask("two")])
     await world.kill(agent)
 
-    assert await world.engine.operations.retry(batch, delay_sec=60) is Status.PENDING
+    assert await world.engine.revive.retry(batch, delay_sec=60) is Status.PENDING
 
     assert await world.claim(agent) == []
     world.age(seconds=60)
@@ -88,12 +88,12 @@ async def test_retry_of_a_retrying_task_is_now(world: World) -> None:
     task_id = await world.one()
     await world.fail(await world.take(agent))
 
-    assert await world.engine.operations.retry(task_id) is Status.READY
+    assert await world.engine.revive.retry(task_id) is Status.READY
 
     assert world.live(task_id)["attempts"] == 1
     assert world.kinds(task_id)[-1] == "task.ready"
     with pytest.raises(InvalidTransitionError, match="it is READY"):
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
 
 
 async def test_a_completed_or_running_task_can_not_be_retried(world: World) -> None:
@@ -102,10 +102,10 @@ async def test_a_completed_or_running_task_can_not_be_retried(world: World) -> N
     task_id = await world.one()
     task = await world.take(agent)
     with pytest.raises(InvalidTransitionError, match="it is RUNNING"):
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
     await world.complete(task)
     with pytest.raises(InvalidTransitionError, match="it is COMPLETED"):
-        await world.engine.operations.retry(task_id)
+        await world.engine.revive.retry(task_id)
 
 
 async def test_a_revived_task_takes_its_key_back(world: World) -> None:
@@ -114,17 +114,17 @@ async def test_a_revived_task_takes_its_key_back(world: World) -> None:
     submit = world.engine.submission.submit
     new = NewTask("code", idempotency_key="k", spec={"n": 1})
     (first,) = await submit([new])
-    await world.engine.operations.cancel(first.id, "no")
-    await world.engine.operations.retry(first.id)
+    await world.engine.cancel.cancel(first.id, "no")
+    await world.engine.revive.retry(first.id)
     (again,) = await submit([new])
     assert (again.id, again.duplicate, again.mismatch) == (first.id, True, False)
 
-    await world.engine.operations.cancel(first.id, "no")
+    await world.engine.cancel.cancel(first.id, "no")
     (second,) = await submit([new])
     assert not second.duplicate
     before = world.everything()
     with pytest.raises(AlreadyExistsError, match="'k' is in use"):
-        await world.engine.operations.retry(first.id)
+        await world.engine.revive.retry(first.id)
     assert world.everything() == before
     assert (await world.take(agent)).id == second.id
 
@@ -136,7 +136,7 @@ async def test_a_revived_child_that_was_spawned_locks_for_itself(world: World) -
     parent = await world.take(agent)
     await spawn_children(world.engine, ref(parent), [NewTask("child", lock_key="doc:1")])
     child = await world.kill(agent)
-    await world.engine.operations.retry(child)
+    await world.engine.revive.retry(child)
 
     await world.complete(await world.take(agent))
 

@@ -13,7 +13,7 @@ from lineshaft.errors import (
 )
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.work import ClaimRef
-from tests.world import World, cost, decoded, ref, spawn_children
+from tests.world import World, cost, decoded, ref, spawn_children, spawn_once
 
 
 async def test_spawn_and_go_on(world: World) -> None:
@@ -22,7 +22,7 @@ async def test_spawn_and_go_on(world: World) -> None:
     await world.one("parent", max_cost_usd=1)
     await world.fail(await world.take(agent), spent=cost("0.25"))
     (waiting,) = world.rows("SELECT id FROM lineshaft.task_live")
-    await world.engine.operations.retry(waiting["id"])
+    await world.engine.revive.retry(waiting["id"])
     parent = await world.take(agent)
     dag_id = world.task(parent.id)["dag_id"]
     assert world.rows("SELECT * FROM lineshaft.dag") == []
@@ -96,9 +96,9 @@ async def test_a_waiting_parent_resumes_however_its_children_end(world: World) -
     children = await spawn_children(world.engine, ref(parent), [NewTask(name) for name in names], wait=True)
     done, dead, cancelled = (found.id for found in children)
     await world.fail(await world.take(agent, types=["dead"]), category="auth_failure")
-    await world.engine.operations.retry(dead)
+    await world.engine.revive.retry(dead)
     await world.fail(await world.take(agent, types=["dead"]), category="auth_failure")
-    await world.engine.operations.cancel(cancelled, "no")
+    await world.engine.cancel.cancel(cancelled, "no")
     assert world.live(parent.id)["blocked"] == 1
 
     await world.complete(await world.take(agent, types=["done"]))
@@ -252,3 +252,26 @@ async def test_the_creator_of_a_dag_has_a_known_prefix(world: World) -> None:
     """R-023."""
     with pytest.raises(InvalidInputError, match="created_by"):
         await world.engine.submission.submit_dag("d", [NewTask("x")], created_by="ann")
+
+
+async def test_children_have_the_status_that_they_have(world: World) -> None:
+    """READY, not PENDING, unless they wait; also for a parent that is claimed again while one is rerun."""
+    agent = await world.agent()
+    await world.one("parent")
+    parent = await world.take(agent)
+    tasks = [NewTask("a", key="a"), NewTask("b", key="b", depends_on=["a"])]
+
+    spawned = await spawn_once(world.engine, ref(parent), "k", tasks)
+
+    assert [(child.status, child.ended) for child in spawned.children] == [
+        ("READY", False),
+        ("PENDING", False),
+    ]
+    await world.complete(await world.take(agent, types=["a"]), "done")
+    again = await spawn_once(world.engine, ref(parent), "k", tasks)
+    assert [(child.status, child.ended) for child in again.children] == [
+        ("COMPLETED", True),
+        ("READY", False),
+    ]
+    paused = await spawn_once(world.engine, ref(parent), "k", tasks, wait=True)
+    assert (paused.paused, [child.status for child in paused.children]) == (True, ["COMPLETED", "READY"])

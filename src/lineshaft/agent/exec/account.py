@@ -26,20 +26,20 @@ class Account(Struct, frozen=True):
     def find(cls, name: str) -> "Account":
         """The account to run programs under; raises unless this process may change to it."""
         try:
-            found = pwd.getpwnam(name)
+            entry = pwd.getpwnam(name)
         except KeyError:
             raise LineshaftError(
                 f"--run-as {name!r}: there is no such account. Create one without a login: "
                 "useradd --system --create-home NAME"
             ) from None
-        if os.geteuid() != 0 and found.pw_uid != os.geteuid():
+        if os.geteuid() != 0 and entry.pw_uid != os.geteuid():
             raise LineshaftError(
                 f"--run-as {name!r} needs an agent that runs as root, which changes to that account for each "
                 "program. Start the agent as root, or as that account without --run-as."
             )
-        if found.pw_uid == 0:
+        if entry.pw_uid == 0:
             raise LineshaftError(f"--run-as {name!r} is root. Name an account without rights.")
-        return cls(found.pw_name, found.pw_uid, found.pw_gid, found.pw_dir)
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
 
     @property
     def variables(self) -> dict[str, str]:

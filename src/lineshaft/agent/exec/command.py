@@ -34,10 +34,10 @@ from lineshaft.settings import FD_VARIABLE, TASK_PREFIX
 MAX_OUTPUT_BYTES = 8 << 20
 TAIL_BYTES = 4096
 _LONGEST_LOGGED_LINE = 2000
-#: Of each program; the others are counted. The end of the output is kept in any case.
+#: Lines of a program that are logged; the others are counted. The end of the output is kept in any case.
 LINES_PER_SEC = 100
 
-#: Exit codes other than 0, as in sysexits.h. All others are crashes.
+#: Exit codes other than 0, as in sysexits.h. All others are errors of the command.
 RETRY_LATER = os.EX_TEMPFAIL
 CATEGORIES = {
     os.EX_USAGE: FailureCategory.INVALID_INPUT,
@@ -49,6 +49,12 @@ CATEGORIES = {
 _LONGEST_VARIABLE = 100_000
 _ALL_VARIABLES = 500_000
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]")
+
+#: Fields of the context that a command gets as JSON and as variables.
+_PLAIN_FIELDS = (
+    *("id", "type", "title", "dag_id", "parent_id", "agent_id", "model"),
+    *("deadline", "epoch", "attempt", "max_attempts"),
+)
 
 OutputFormat = Literal["auto", "json", "text"]
 
@@ -93,11 +99,13 @@ class Command(Struct, frozen=True):
             return result
 
     async def _run(self, ctx: TaskContext, folders: dict[str, str]) -> Any:
-        # Before the task's own limit, to leave time for ending the command and reporting why.
+        # It ends before the task's limit, to leave time for ending the command and reporting why.
         limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
         if self.time_limit_sec is not None:
             limit = min(limit, self.time_limit_sec)
         variables = environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit) | folders
+        # Fetching its files may have taken long.
+        await execution_of(ctx).lease.hold()
         process = Process.start(
             self.arguments if self.account is None else self.account.wrapped(self.arguments),
             variables if self.account is None else variables | self.account.variables,
@@ -141,8 +149,7 @@ class Command(Struct, frozen=True):
             process.finish()
             await asyncio.wait(parts)
             raise Fail(
-                _with_tail(f"The command timed out after {limit:g} s.", errors.text),
-                FailureCategory.TIMEOUT,
+                _with_tail(f"The command timed out after {limit:g} s.", errors.text), FailureCategory.TIMEOUT
             ) from None
         except asyncio.CancelledError:
             await process.end(self.kill_after_sec)
@@ -156,13 +163,14 @@ class Command(Struct, frozen=True):
     def _failure(self, code: int, tail: str) -> Fail | Snooze:
         if code < 0:
             with suppress(ValueError):
-                return Fail(_with_tail(f"The command was killed by {signal.Signals(-code).name}.", tail))
+                text = _with_tail(f"The command was killed by {signal.Signals(-code).name}.", tail)
+                return Fail(text, FailureCategory.CRASH)
         text = _with_tail(f"The command ended with exit code {code}.", tail)
         if code == RETRY_LATER:
             if ratelimit.is_rate_limit(tail):
                 return Fail(text, FailureCategory.RATE_LIMIT)
             return Snooze(self.retry_later_sec)
-        return Fail(text, CATEGORIES.get(code, FailureCategory.CRASH))
+        return Fail(text, CATEGORIES.get(code, FailureCategory.ERROR))
 
     def _parsed(self, data: bytes) -> Any:
         if self.output != "text":
@@ -277,19 +285,9 @@ def document(ctx: TaskContext) -> bytes:
     last = ctx.last_error
     return msgspec.json.encode(
         {
-            "id": ctx.id,
-            "type": ctx.type,
-            "title": ctx.title,
+            **{name: getattr(ctx, name) for name in _PLAIN_FIELDS},
             "spec": ctx.spec,
             "inputs": ctx.inputs,
-            "dag_id": ctx.dag_id,
-            "parent_id": ctx.parent_id,
-            "agent_id": ctx.agent_id,
-            "model": ctx.model,
-            "deadline": ctx.deadline,
-            "epoch": ctx.epoch,
-            "attempt": ctx.attempt,
-            "max_attempts": ctx.max_attempts,
             "resume": ctx.resume,
             "steps": ctx.steps,
             "checkpoint": ctx.last_checkpoint,
@@ -300,24 +298,13 @@ def document(ctx: TaskContext) -> bytes:
 
 
 def environment(
-    own: Mapping[str, str], ctx: TaskContext, *, pass_env: Sequence[str], time_limit_sec: float
+    variables: Mapping[str, str], ctx: TaskContext, *, pass_env: Sequence[str], time_limit_sec: float
 ) -> dict[str, str]:
     """The allowed part of the agent's environment, and the task's variables."""
-    inherited = child_environment(own, pass_env)
-    fields: dict[str, Any] = {
-        "ID": ctx.id,
-        "TYPE": ctx.type,
-        "TITLE": ctx.title,
-        "DAG_ID": ctx.dag_id,
-        "PARENT_ID": ctx.parent_id,
-        "AGENT_ID": ctx.agent_id,
-        "MODEL": ctx.model,
-        "DEADLINE": None if ctx.deadline is None else ctx.deadline.isoformat(),
-        "EPOCH": ctx.epoch,
-        "ATTEMPT": ctx.attempt,
-        "MAX_ATTEMPTS": ctx.max_attempts,
-        "TIME_LIMIT_SEC": f"{time_limit_sec:g}",
-    }
+    inherited = child_environment(variables, pass_env)
+    fields: dict[str, Any] = {name.upper(): getattr(ctx, name) for name in _PLAIN_FIELDS}
+    fields["DEADLINE"] = None if ctx.deadline is None else ctx.deadline.isoformat()
+    fields["TIME_LIMIT_SEC"] = f"{time_limit_sec:g}"
     for name, value in ctx.spec.items():
         fields.setdefault("SPEC_" + _NOT_IN_NAMES.sub("_", name).upper(), value)
     return inherited | _as_text(fields) | {FD_VARIABLE: str(AGENT_FD)}

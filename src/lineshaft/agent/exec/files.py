@@ -56,15 +56,15 @@ class AttemptFiles:
     async def fetch(self, ctx: TaskContext, artifacts: Artifacts) -> None:
         """Write the artifacts among the task's inputs to files, each under its own name."""
         taken: set[str] = set()
-        for ref, found in ctx.inputs.items():
-            if not ref.startswith(REF_PREFIX) or found is None:
+        for ref, artifact in ctx.inputs.items():
+            if not ref.startswith(REF_PREFIX) or artifact is None:
                 continue
-            name = safe_file_name(found["name"])
+            name = safe_file_name(artifact["name"])
             if name in taken:
-                name = f"{found['id']}-{name}"
+                name = f"{artifact['id']}-{name}"
             taken.add(name)
             target = self._inputs / name
-            await patiently(partial(artifacts.save, ref, target), execution_of(ctx).is_gone)
+            await patiently(partial(artifacts.save, ref, target), execution_of(ctx).lease.is_gone)
             self._hand_over(target)
         # Last: until then no program of the account can put links there, which the agent would follow.
         self._hand_over(self._inputs)
@@ -82,7 +82,7 @@ class AttemptFiles:
                         "an archive.",
                         FailureCategory.INVALID_OUTPUT,
                     )
-                await patiently(partial(_upload, ctx, name, opened), execution_of(ctx).is_gone)
+                await patiently(partial(_upload, ctx, name, opened), execution_of(ctx).lease.is_gone)
 
     def _written(self) -> Iterator[tuple[str, int]]:
         """Regular files of the command's account, in order. Links are skipped: they may lead anywhere."""
@@ -94,8 +94,8 @@ class AttemptFiles:
                     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
                 except OSError:
                     continue
-                found = os.fstat(file)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == owner:
+                status = os.fstat(file)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == owner:
                     yield str(Path(folder).relative_to(self._outputs) / name), file
                 else:
                     os.close(file)
@@ -116,7 +116,7 @@ async def attempt_files(account: Account | None) -> AsyncIterator[AttemptFiles]:
         files.create()
         yield files
     finally:
-        # Before the lock is released: another agent would do the same.
+        # The lock is released later: without it, another agent would delete the folder too.
         await asyncio.shield(asyncio.to_thread(_delete, folder))
         os.close(lock)
 
@@ -125,7 +125,7 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
         return
-    # Of an agent without root's rights: commands leave folders that only have to be read, as caches do.
+    # Commands leave folders that only have to be read, as caches do. Only root can delete them as they are.
     for at, below, _ in os.walk(folder):
         for name in below:
             path = Path(at, name)

@@ -53,7 +53,7 @@ class Message(Struct, forbid_unknown_fields=True):
     tasks: list[NewTask] | UnsetType = UNSET
     wait: bool = False
     fail: str | UnsetType = UNSET
-    category: str = FailureCategory.CRASH
+    category: str = FailureCategory.ERROR
     retry_after_sec: float | None = None
     snooze: float | UnsetType = UNSET
     cancel: str | UnsetType = UNSET
@@ -121,7 +121,7 @@ class Conversation:
             case "step" if message.result is UNSET:
                 await self._answer_step(str(message.step))
             case "step":
-                await self._execution.end_step(str(message.step), message.result, self._charge(message))
+                await self._execution.steps.end(str(message.step), message.result, self._charge(message))
             case "spawn":
                 await self._spawn(str(message.spawn), message)
             case "checkpoint":
@@ -144,11 +144,12 @@ class Conversation:
         return self._execution.charge(message.spend, message.tokens_input, message.tokens_output)
 
     async def _answer_step(self, name: str) -> None:
-        known = self._execution.begin_step(name)
-        if known is None:
+        recorded = self._execution.steps.begin(name)
+        if recorded is None:
+            await self._execution.lease.hold()
             await self._send({"step": name, "done": False})
         else:
-            await self._send({"step": name, "done": True, "result": msgspec.json.decode(known)})
+            await self._send({"step": name, "done": True, "result": msgspec.json.decode(recorded)})
 
     async def _spawn(self, key: str, message: Message) -> None:
         if message.tasks is UNSET:

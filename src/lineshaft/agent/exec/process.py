@@ -130,7 +130,7 @@ class Process:
                 high = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 10)
                 theirs.callback(os.close, high)
                 moves.append((os.POSIX_SPAWN_DUP2, high, target))
-            # Not `subprocess`, which can't number descriptors without running Python in the child.
+            # `subprocess` isn't used, as it can't number descriptors without running Python in the child.
             pid = os.posix_spawn(
                 _GATE[0],
                 [*_GATE, *arguments],

@@ -10,10 +10,10 @@ from msgspec import Struct
 from lineshaft.dashboard.command_lines import command_line, element_id, segment
 from lineshaft.dashboard.visit import Done, Pages, View, Visit
 from lineshaft.engine.read.agent_history import SEARCHED
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.instance_names import short_names
 from lineshaft.model.printable import printable
-from lineshaft.types import AgentInfo, InstanceInfo, ReasonCode, Scope
+from lineshaft.types import AgentInfo, InstanceInfo, ReasonCode
 from lineshaft.types.waiting import WaitingReason
 
 pages = Pages()
@@ -22,19 +22,19 @@ STATUSES = ("active", "draining", "offline")
 _UNSERVED = (ReasonCode.NO_CAPABLE_AGENT, ReasonCode.NO_AFFORDABLE_AGENT)
 _PAGE = 50
 _TASKS = 20
+#: Types with their defaults; 'lineshaft types' shows all.
+_TYPES = 200
 #: Without a heartbeat for so many intervals: one may be late because a machine is busy.
 _OVERDUE_INTERVALS = 2.0
-#: Days that show how fast an agent spends: yesterday and today.
-_RATE_DAYS = 2
 _LONGEST_HOURS = 24 * 30
 
 
-class Row(Struct, frozen=True):
+class AgentEntry(Struct, frozen=True):
     """An agent as the list shows it."""
 
     agent: AgentInfo
     now: datetime
-    #: What it has spent an hour since yesterday, UTC; None: nothing, or not known.
+    #: What it spends an hour, by the last minutes; None: nothing, or not known.
     usd_per_hour: Decimal | None = None
 
     @property
@@ -104,7 +104,7 @@ async def agents(visit: Visit) -> View:
     page = await visit.engine.fleet.page(status=wanted, limit=_PAGE, cursor=visit.query.get("cursor") or None)
     now = _now(visit)
     rates = await _rates(visit, page.items)
-    rows = [Row(agent, now, rates.get(agent.id)) for agent in page.items]
+    rows = [AgentEntry(agent, now, rates.get(agent.id)) for agent in page.items]
     context = {
         "rows": rows,
         "next_cursor": page.next_cursor,
@@ -113,18 +113,15 @@ async def agents(visit: Visit) -> View:
         "slots": sum(row.agent.max_concurrent_tasks for row in rows if row.agent.status == "active"),
         "busy": sum(row.agent.current_tasks for row in rows),
         "unserved": await _unserved(visit),
+        "types": (await visit.engine.task_types.page(limit=_TYPES, cursor=None)).items,
     }
     return View("agents.html", "Agents", context, refresh_sec=5.0)
 
 
 async def _rates(visit: Visit, agents: Sequence[AgentInfo]) -> dict[str, Decimal]:
     """What agents with a budget spend an hour."""
-    if all(agent.budget_usd is None for agent in agents):
-        return {}
-    costs = await visit.engine.read.costs(days=_RATE_DAYS)
-    since = datetime.combine(costs.since, datetime.min.time(), UTC)
-    hours = Decimal((costs.as_of - since).total_seconds()) / 3600
-    return {line.key: line.cost_usd / hours for line in costs.by_agent if line.cost_usd > 0}
+    limited = [agent.id for agent in agents if agent.budget_usd is not None]
+    return await visit.engine.read.spending_rates(limited) if limited else {}
 
 
 async def _unserved(visit: Visit) -> list[WaitingReason]:
@@ -144,7 +141,7 @@ async def _agent_view(visit: Visit) -> View:
     ids = [task_id for each in found.instances for task_id in each.task_ids]
     running = await visit.engine.read.tasks_by_id(ids[:_TASKS])
     context: dict[str, Any] = {
-        "row": Row(found, _now(visit), (await _rates(visit, [found])).get(agent_id)),
+        "row": AgentEntry(found, _now(visit), (await _rates(visit, [found])).get(agent_id)),
         "agent": found,
         "running": running,
         "more_running": max(len(ids) - len(running), 0),
@@ -158,62 +155,50 @@ async def _agent_view(visit: Visit) -> View:
 # What an operator changes.
 
 
-async def _changed(visit: Visit, message: str, **changes: Any) -> Done | View:
-    """Change the agent, or show its page with the reason why it can't be changed."""
+async def _changed(visit: Visit, message: str, **changes: Any) -> Done:
     agent_id, reason = visit.path["id"], visit.form.get("reason") or None
-    try:
-        await visit.engine.fleet.patch(agent_id, **changes, reason=reason)
-    except NotFoundError:
-        raise
-    except LineshaftError as error:
-        return (await _agent_view(visit)).refused(error)
+    await visit.engine.fleet.patch(agent_id, **changes, reason=reason)
     return Done(f"/agents/{segment(agent_id)}", message.format(agent_id))
 
 
-@pages.action("/agents/{id:path}/drain", Scope.OPERATE)
-async def drain(visit: Visit) -> Done | View:
+@pages.action("/agents/{id:path}/drain", refused=_agent_view)
+async def drain(visit: Visit) -> Done:
     return await _changed(
         visit, "{} takes no more work. It finishes the tasks that it holds.", status="draining"
     )
 
 
-@pages.action("/agents/{id:path}/activate", Scope.OPERATE)
-async def activate(visit: Visit) -> Done | View:
+@pages.action("/agents/{id:path}/activate", refused=_agent_view)
+async def activate(visit: Visit) -> Done:
     return await _changed(visit, "{} takes work again.", status="active")
 
 
-@pages.action("/agents/{id:path}/budget", Scope.OPERATE)
-async def set_budget(visit: Visit) -> Done | View:
+@pages.action("/agents/{id:path}/budget", refused=_agent_view)
+async def set_budget(visit: Visit) -> Done:
     amount = visit.form.get("budget_usd")
     total = None if amount.lower() in {"", "unlimited"} else amount
     return await _changed(visit, "The budget of {} was changed.", budget_usd=total)
 
 
-@pages.action("/agents/{id:path}/add-budget", Scope.OPERATE)
-async def add_budget(visit: Visit) -> Done | View:
+@pages.action("/agents/{id:path}/add-budget", refused=_agent_view)
+async def add_budget(visit: Visit) -> Done:
     amount = visit.form.get("add_budget_usd")
     return await _changed(visit, "The budget of {} was raised.", add_budget_usd=amount)
 
 
-@pages.action("/agents/{id:path}/slots", Scope.OPERATE)
-async def slots(visit: Visit) -> Done | View:
+@pages.action("/agents/{id:path}/slots", refused=_agent_view)
+async def slots(visit: Visit) -> Done:
     given = visit.form.get("max_concurrent_tasks")
     if given and not (given.isascii() and given.isdigit() and len(given) < 10):  # noqa: PLR2004 - of an int
         fault = f"must be a whole number, or empty for what each process declares, got {given[:50]!r}"
-        error = InvalidInputError(errors=[("max_concurrent_tasks", fault)])
-        return (await _agent_view(visit)).refused(error)
+        raise InvalidInputError(errors=[("max_concurrent_tasks", fault)])
     return await _changed(
         visit, "The slots of {} were changed.", max_concurrent_tasks=int(given) if given else None
     )
 
 
-@pages.action("/agents/{id:path}/delete", Scope.OPERATE)
-async def delete(visit: Visit) -> Done | View:
+@pages.action("/agents/{id:path}/delete", refused=_agent_view)
+async def delete(visit: Visit) -> Done:
     agent_id, reason = visit.path["id"], visit.form.get("reason") or None
-    try:
-        await visit.engine.fleet.delete(agent_id, reason=reason)
-    except NotFoundError:
-        raise
-    except LineshaftError as error:
-        return (await _agent_view(visit)).refused(error)
+    await visit.engine.fleet.delete(agent_id, reason=reason)
     return Done("/agents", f"Agent {agent_id} was deleted. Its history, budget and spend are kept.")

@@ -55,7 +55,7 @@ async def inbox(visit: Visit) -> View:
 # One item.
 
 
-class _Answer(Struct, frozen=True):
+class _AnswerForm(Struct, frozen=True):
     """The form of a task for a person, with what was entered so far."""
 
     fields: list[Field]
@@ -72,9 +72,9 @@ async def item(visit: Visit) -> View:
     return await _view(visit, found, None if found is None else _empty_answer(visit, found))
 
 
-def _empty_answer(visit: Visit, found: Approval) -> _Answer:
+def _empty_answer(visit: Visit, found: Approval) -> _AnswerForm:
     fields, is_json = _fields(visit.query, found)
-    return _Answer(fields, schema_form.texts_of(fields), is_json=is_json)
+    return _AnswerForm(fields, schema_form.texts_of(fields), is_json=is_json)
 
 
 def _fields(values: Values, found: Approval) -> tuple[list[Field], bool]:
@@ -83,7 +83,7 @@ def _fields(values: Values, found: Approval) -> tuple[list[Field], bool]:
     return schema_form.fields_of(found.schema), False
 
 
-async def _view(visit: Visit, found: Approval | None, answer: _Answer | None) -> View:
+async def _view(visit: Visit, found: Approval | None, answer: _AnswerForm | None) -> View:
     task_id = visit.path["task_id"]
     task = found.task if found is not None else await visit.engine.read.task(task_id)
     approvals = visit.engine.approvals
@@ -182,16 +182,16 @@ async def _following(visit: Visit, found: Approval) -> str | None:
     return chosen[0].task.id if chosen else None
 
 
-def _entered(visit: Visit, found: Approval) -> _Answer:
+def _entered(visit: Visit, found: Approval) -> _AnswerForm:
     fields, is_json = _fields(visit.form, found)
     texts: dict[str, list[str]] = {}
     for name, text in visit.form.pairs():
         texts.setdefault(name, []).append(text)
     report = {name: visit.form.get(f"report_{name}") for name in REQUIRED}
-    return _Answer(fields, texts, report=report, is_json=is_json, note=visit.form.get("note"))
+    return _AnswerForm(fields, texts, report=report, is_json=is_json, note=visit.form.get("note"))
 
 
-def _decision(visit: Visit, found: Approval, answer: _Answer, *, approve: bool) -> ApprovalDecision:
+def _decision(visit: Visit, found: Approval, answer: _AnswerForm, *, approve: bool) -> ApprovalDecision:
     data: bytes | None = None
     report: bytes | None = None
     if approve and found.kind == "task":
@@ -202,7 +202,7 @@ def _decision(visit: Visit, found: Approval, answer: _Answer, *, approve: bool) 
     return ApprovalDecision(approve, visit.actor, answer.note or None, data, report)
 
 
-def _with_reasons(answer: _Answer, error: InvalidInputError) -> _Answer:
+def _with_reasons(answer: _AnswerForm, error: InvalidInputError) -> _AnswerForm:
     """The reasons of the gate beside the fields that they are about."""
     faults: dict[str, str] = {}
     for place, reason in error.errors:

@@ -4,11 +4,12 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from starlette.responses import Response
 
-from lineshaft.dashboard.charts import Bar, bars
+from lineshaft.dashboard.charts import ChartBar, bars
 from lineshaft.dashboard.rendering import usd
 from lineshaft.dashboard.visit import Pages, Values, View, Visit
 from lineshaft.errors import NotFoundError
@@ -48,6 +49,7 @@ async def costs(visit: Visit) -> View:
         "Costs",
         {
             "costs": found,
+            "spent": _spent(found),
             "days": _days(visit.query),
             "periods": _PERIODS,
             "by_day": bars("Spent by day", _day_bars(found)),
@@ -86,6 +88,12 @@ async def costs_csv(visit: Visit) -> Response:
     )
 
 
+def _spent(found: Costs) -> Decimal | None:
+    """What was booked on these days, as the figure of today; None: only some tasks are asked for."""
+    booked = [day.spent_usd for day in found.by_day if day.spent_usd is not None]
+    return None if len(booked) < len(found.by_day) else sum(booked, Decimal(0))
+
+
 async def _read(visit: Visit) -> Costs:
     query = visit.query
     return await visit.engine.read.costs(
@@ -111,27 +119,27 @@ def _tables(found: Costs) -> Iterable[tuple[str, str, Sequence[CostLine]]]:
     )
 
 
-def _day_bars(found: Costs) -> list[Bar]:
+def _day_bars(found: Costs) -> list[ChartBar]:
     """A bar for each day of the period, also for those without costs."""
     days = {day.day: day for day in found.by_day}
     drawn = []
     for ordinal in range(found.since.toordinal(), found.today.day.toordinal() + 1):
         each = date.fromordinal(ordinal)
         if (day := days.get(each)) is None:
-            drawn.append(Bar((), f"{each}: nothing"))
+            drawn.append(ChartBar((), f"{each}: nothing"))
             continue
         total = day.cost_usd if day.spent_usd is None else day.spent_usd
         lost = min(day.failed_cost_usd, total)
         parts = (("spent", float(total - lost)), ("lost", float(lost)))
-        drawn.append(Bar(parts, f"{each}: {usd(total)}, of which {usd(lost)} in failed attempts"))
+        drawn.append(ChartBar(parts, f"{each}: {usd(total)}, of which {usd(lost)} in failed attempts"))
     return drawn
 
 
-def _hour_bars(hours: Sequence[HourCosts]) -> list[Bar]:
+def _hour_bars(hours: Sequence[HourCosts]) -> list[ChartBar]:
     """A bar for each hour of the day, also for those to come."""
-    drawn = [Bar((), f"{hour:02}:00 UTC: nothing yet") for hour in range(24)]
+    drawn = [ChartBar((), f"{hour:02}:00 UTC: nothing yet") for hour in range(24)]
     for hour in hours:
-        drawn[hour.at.hour] = Bar(
+        drawn[hour.at.hour] = ChartBar(
             (("spent", float(hour.cost_usd)),),
             f"{hour.at:%H}:00 UTC: {usd(hour.cost_usd)}, {hour.attempts} attempts",
         )

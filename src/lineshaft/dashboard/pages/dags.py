@@ -1,6 +1,5 @@
 """DAGs: the list, and one DAG with its picture, its money and what holds it up."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -121,7 +120,7 @@ async def mermaid_file(visit: Visit) -> Response:
 
 @pages.action("/dags/{id}/cancel")
 async def cancel(visit: Visit) -> Done:
-    cancelled = await visit.engine.operations.cancel_dag(
+    cancelled = await visit.engine.cancel.cancel_dag(
         visit.path["id"], visit.form.get("reason", "cancelled on the dashboard")
     )
     count = len(cancelled)
@@ -227,14 +226,14 @@ def _blockers(tasks: Sequence[Task]) -> list[Blocker]:
     return sorted((each for each in first if each.behind), key=lambda each: -each.behind)[:_BLOCKERS]
 
 
-class Span(NamedTuple):
+class WorkPeriod(NamedTuple):
     """When a task was worked on, in percent of the DAG's time."""
 
     start: float
     width: float
 
 
-def _spans(tasks: Sequence[Task]) -> Mapping[str, Span]:
+def _spans(tasks: Sequence[Task]) -> Mapping[str, WorkPeriod]:
     started = {task.id: task.first_started_at for task in tasks if task.first_started_at is not None}
     if not started:
         return {}
@@ -246,7 +245,7 @@ def _spans(tasks: Sequence[Task]) -> Mapping[str, Span]:
     for name, at in started.items():
         start = (at - begin).total_seconds() / whole * 100
         width = max((ends[name] - at).total_seconds() / whole * 100, 0.5)
-        spans[name] = Span(round(min(start, 99.5), 2), round(width, 2))
+        spans[name] = WorkPeriod(round(min(start, 99.5), 2), round(width, 2))
     return spans
 
 
@@ -260,11 +259,10 @@ class StateShare(NamedTuple):
 
 def _states(counts: Mapping[str, int]) -> list[StateShare]:
     """The parts of a bar, in the order of the states."""
-    known = Counter({Status(name): count for name, count in counts.items()})
-    total = max(sum(known.values()), 1)
+    total = max(sum(counts.values()), 1)
     shares, start = [], 0.0
-    for status in (Status.COMPLETED, *(each for each in Status if each is not Status.COMPLETED)):
-        if count := known[status]:
+    for status in sorted(Status.in_order(counts), key=lambda status: status is not Status.COMPLETED):
+        if count := counts[status]:
             width = count / total * 100
             shares.append(StateShare(status.value, count, round(start, 2), round(width, 2)))
             start += width

@@ -14,7 +14,7 @@ from lineshaft.dashboard.pages.dead_letters import (
     MOST_LETTERS,
     TOPICS,
     WORDS,
-    Wanted,
+    LetterSelection,
     is_open,
     letter_view,
     steps_of,
@@ -132,7 +132,7 @@ async def decide_page(visit: Visit) -> View:
 
 
 async def _decide_view(visit: Visit, values: Values, change: "_BulkChange | None" = None) -> View:
-    wanted, resolution = Wanted.of(values), _resolution(values.get("resolution"))
+    wanted, resolution = LetterSelection.of(values), _resolution(values.get("resolution"))
     if not wanted.fields:
         raise InvalidInputError(errors=[("task", "choose dead letters, or open a group, and decide there")])
     letters = visit.engine.dead_letters
@@ -179,7 +179,7 @@ class _BulkChange(Struct, frozen=True):
         return element_id(self.text)
 
 
-class _Outcome(Struct):
+class _DecisionOutcome(Struct):
     """What became of the letters of one decision."""
 
     decided: list[str] = field(default_factory=list)
@@ -189,7 +189,7 @@ class _Outcome(Struct):
 @pages.action("/dead-letters/decide")
 async def decide(visit: Visit) -> Done | View:
     """About all that match, up to the number that the page announced; or about one of them first."""
-    wanted = Wanted.of(visit.form)
+    wanted = LetterSelection.of(visit.form)
     change: _BulkChange | None = None
     try:
         resolution = _resolution(visit.form.get("resolution"))
@@ -209,7 +209,9 @@ async def decide(visit: Visit) -> Done | View:
     return await _after_decision(visit, wanted, resolution, outcome)
 
 
-async def _after_decision(visit: Visit, wanted: Wanted, resolution: Resolution, outcome: _Outcome) -> Done:
+async def _after_decision(
+    visit: Visit, wanted: LetterSelection, resolution: Resolution, outcome: _DecisionOutcome
+) -> Done:
     left = await visit.engine.dead_letters.count_open(wanted.filter)
     message = f"{WORDS[resolution].past} {len(outcome.decided):,}."
     if outcome.refused:
@@ -228,7 +230,7 @@ async def _after_decision(visit: Visit, wanted: Wanted, resolution: Resolution, 
     return Done(f"/dead-letters/decide?{urlencode(fields)}", message)
 
 
-async def _decided_before(visit: Visit, wanted: Wanted, outcome: _Outcome) -> str:
+async def _decided_before(visit: Visit, wanted: LetterSelection, outcome: _DecisionOutcome) -> str:
     """Which letters of a selection another person was faster with."""
     seen = {*outcome.decided, *(task_id for task_id, _ in outcome.refused)}
     if visit.form.get("step") == "one" or not wanted.task_ids:
@@ -243,9 +245,11 @@ async def _decided_before(visit: Visit, wanted: Wanted, outcome: _Outcome) -> st
     return f" {len(missing.task_ids):,} had already been decided by {', '.join(who)}." if who else ""
 
 
-async def _decide_about(visit: Visit, wanted: Wanted, limit: int, patch: dict[str, Any] | None) -> _Outcome:
+async def _decide_about(
+    visit: Visit, wanted: LetterSelection, limit: int, patch: dict[str, Any] | None
+) -> _DecisionOutcome:
     """Batch by batch, until `limit` letters were decided about, none is left, or it takes too long."""
-    outcome = _Outcome()
+    outcome = _DecisionOutcome()
     until = time.monotonic() + _LONGEST_SEC
     while time.monotonic() < until and len(outcome.decided) < limit:
         most = min(MAX_BULK, limit - len(outcome.decided))
@@ -264,7 +268,7 @@ async def _decide_about(visit: Visit, wanted: Wanted, limit: int, patch: dict[st
 
 
 async def _change_some(
-    visit: Visit, wanted: Wanted, patch: dict[str, Any], most: int
+    visit: Visit, wanted: LetterSelection, patch: dict[str, Any], most: int
 ) -> tuple[list[str], list[tuple[str, str]], bool]:
     """Each letter gets its own spec with the same change."""
     page = await visit.engine.dead_letters.find(wanted.filter, limit=min(MOST_LETTERS, most))
@@ -281,7 +285,7 @@ async def _change_some(
     return decided, refused, page.next_cursor is not None
 
 
-async def _bulk_change(visit: Visit, wanted: Wanted, patch: dict[str, Any]) -> _BulkChange:
+async def _bulk_change(visit: Visit, wanted: LetterSelection, patch: dict[str, Any]) -> _BulkChange:
     page = await visit.engine.dead_letters.find(wanted.filter, limit=_CHANGED_SAMPLES)
     samples = [(found, changed(found.spec, merge_patch(found.spec, patch))) for found in page.items]
     return _BulkChange(visit.form.get("patch"), samples, is_checked=True)

@@ -64,7 +64,7 @@ WORDS = {
 }
 
 
-class Wanted(Struct, frozen=True):
+class LetterSelection(Struct, frozen=True):
     """The letters that a decision is about: a selection, all with one error, or all escalated ones."""
 
     task_ids: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Wanted(Struct, frozen=True):
     categories: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, values: Values) -> "Wanted":
+    def of(cls, values: Values) -> "LetterSelection":
         chosen = tuple(values.all("task"))
         if chosen:
             return cls(task_ids=chosen)
@@ -113,8 +113,8 @@ class Wanted(Struct, frozen=True):
         return urlencode(self.fields)
 
     @property
-    def without_filter(self) -> "Wanted":
-        return Wanted(pattern=self.pattern)
+    def without_filter(self) -> "LetterSelection":
+        return LetterSelection(pattern=self.pattern)
 
     @property
     def page(self) -> str:
@@ -147,7 +147,7 @@ async def groups(visit: Visit) -> View:
     known = await letters.groups(limit=_GROUPS) if types or categories else found
     rows = []
     for group in found:
-        same = Wanted(pattern=group.pattern, types=tuple(types), categories=tuple(categories))
+        same = LetterSelection(pattern=group.pattern, types=tuple(types), categories=tuple(categories))
         rows.append((group, element_id(group.pattern), same.page, recent[group.pattern]))
     context = {
         "groups": rows,
@@ -167,7 +167,7 @@ async def groups(visit: Visit) -> View:
 async def _listed(visit: Visit, tab: str) -> View:
     """Letters that a person has decided about, newest first."""
     letters = visit.engine.dead_letters
-    escalated = Wanted(is_escalated=True)
+    escalated = LetterSelection(is_escalated=True)
     shown = escalated.filter if tab == "escalated" else DeadLetterFilter(reviewed=True)
     page = await letters.find(shown, limit=MOST_LETTERS, cursor=visit.query.get("cursor") or None)
     context = {
@@ -185,7 +185,7 @@ async def _listed(visit: Visit, tab: str) -> View:
 
 @pages.page("/dead-letters/group")
 async def group(visit: Visit) -> View:
-    wanted = Wanted.of(visit.query)
+    wanted = LetterSelection.of(visit.query)
     if not wanted.pattern:
         raise InvalidInputError(
             errors=[("pattern", "is required: open a group from the list of dead letters")]
@@ -243,7 +243,7 @@ async def letter_view(visit: Visit) -> View:
         "steps": await steps_of(visit, task_id),
         "words": WORDS,
         "is_open": is_open(found),
-        "group_address": Wanted(pattern=found.pattern).page,
+        "group_address": LetterSelection(pattern=found.pattern).page,
     }
     return View(
         "dead_letter.html", f"Dead letter {found.title}", context, topics=frozenset({f"task:{task_id}"})

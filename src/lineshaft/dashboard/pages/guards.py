@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from lineshaft.dashboard.command_lines import command_line, element_id, segment
 from lineshaft.dashboard.visit import Done, Pages, View, Visit
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.types import Breaker, Limits, Lock, Pause, Scope, Slowdown
+from lineshaft.types.limits import SETTINGS
 
 pages = Pages()
 
@@ -21,7 +22,7 @@ _SUGGESTED = 200
 _ALL_TYPES = "*"
 _BREAKER_ORDER = ("open", "half_open", "closed")
 _MONEY = ("daily_budget_usd", "velocity_usd", "default_max_cost_usd")
-_NUMBERS = ("velocity_window_sec", "crash_cost_fraction")
+_NUMBERS = ("velocity_window_sec", "crash_cost_fraction", "judge_max_cost_usd")
 #: Events after which the page is rendered again.
 _TOPICS = frozenset(
     {
@@ -37,7 +38,7 @@ _TOPICS = frozenset(
 )
 
 
-class Row(Struct, frozen=True):
+class GuardEntry(Struct, frozen=True):
     """A guard with what its button needs."""
 
     guard: Any
@@ -50,24 +51,24 @@ class Row(Struct, frozen=True):
         return element_id(self.key)
 
 
-def _pause_row(pause: Pause) -> Row:
+def _pause_row(pause: Pause) -> GuardEntry:
     words = ["resume"] if pause.type == _ALL_TYPES else ["resume", pause.type]
-    return Row(pause, pause.type, f"/guards/resume:{segment(pause.type)}", command_line(*words))
+    return GuardEntry(pause, pause.type, f"/guards/resume:{segment(pause.type)}", command_line(*words))
 
 
-def _breaker_row(breaker: Breaker) -> Row:
+def _breaker_row(breaker: Breaker) -> GuardEntry:
     address = f"/guards/breakers/reset:{segment(breaker.key)}"
-    return Row(breaker, breaker.key, address, command_line("breakers", "reset", breaker.key))
+    return GuardEntry(breaker, breaker.key, address, command_line("breakers", "reset", breaker.key))
 
 
-def _slowdown_row(slowdown: Slowdown) -> Row:
+def _slowdown_row(slowdown: Slowdown) -> GuardEntry:
     address = f"/guards/slowdowns/end:{segment(slowdown.key)}"
-    return Row(slowdown, slowdown.key, address, command_line("slowdowns", "end", slowdown.key))
+    return GuardEntry(slowdown, slowdown.key, address, command_line("slowdowns", "end", slowdown.key))
 
 
-def _lock_row(lock: Lock) -> Row:
+def _lock_row(lock: Lock) -> GuardEntry:
     address = f"/guards/locks/release:{segment(lock.key)}"
-    return Row(lock, lock.key, address, command_line("locks", "release", lock.key))
+    return GuardEntry(lock, lock.key, address, command_line("locks", "release", lock.key))
 
 
 @pages.page("/guards")
@@ -102,7 +103,9 @@ async def _guards_view(visit: Visit) -> View:
         },
         "types": await _known_types(visit),
         "limits": limits,
+        "settings": SETTINGS,
         "values": _values(limits),
+        "before": _values(limits),
         "day_ends": _day_ends(visit),
     }
     return View("guards.html", "Guards", context, topics=_TOPICS, at_most_every_sec=1.0, refresh_sec=10.0)
@@ -140,8 +143,8 @@ _ENDED = "Nothing to change: it has already ended."
 
 async def _acted(
     visit: Visit, act: Callable[[str | None], Awaitable[Any]], message: str, *, ended: str = _ENDED
-) -> Done | View:
-    """Act with the reason of the form, or show the page with what is wrong.
+) -> Done:
+    """Act with the reason of the form.
 
     `ended`: what a person reads whose guard has ended in the meantime; then `act` is False or NotFoundError.
     """
@@ -150,36 +153,33 @@ async def _acted(
             return Done("/guards", ended)
     except NotFoundError:
         return Done("/guards", ended)
-    except LineshaftError as error:
-        return (await _guards_view(visit)).refused(error)
     return Done("/guards", message)
 
 
-@pages.action("/guards/pause", Scope.OPERATE)
-async def pause(visit: Visit) -> Done | View:
+@pages.action("/guards/pause", refused=_guards_view)
+async def pause(visit: Visit) -> Done:
     type_ = visit.form.get("type")
     if visit.form.get("what") == "type" and not type_:
-        error = InvalidInputError(errors=[("type", "enter the type of task to pause")])
-        return (await _guards_view(visit)).refused(error)
+        raise InvalidInputError(errors=[("type", "enter the type of task to pause")])
     what = f"Tasks of type {type_} are" if type_ else "All types are"
     return await _acted(
         visit,
-        lambda reason: visit.engine.operations.pause(type_ or None, reason=reason),
+        lambda reason: visit.engine.pauses.pause(type_ or None, reason=reason),
         f"{what} paused. Running tasks continue.",
     )
 
 
-@pages.action("/guards/resume:{type:path}", Scope.OPERATE)
-async def resume(visit: Visit) -> Done | View:
+@pages.action("/guards/resume:{type:path}", refused=_guards_view)
+async def resume(visit: Visit) -> Done:
     type_ = visit.path["type"]
     what = "all types" if type_ == _ALL_TYPES else f"tasks of type {type_}"
     return await _acted(
-        visit, lambda reason: visit.engine.operations.resume(type_, reason=reason), f"Resumed {what}."
+        visit, lambda reason: visit.engine.pauses.resume(type_, reason=reason), f"Resumed {what}."
     )
 
 
-@pages.action("/guards/breakers/open", Scope.OPERATE)
-async def open_breaker(visit: Visit) -> Done | View:
+@pages.action("/guards/breakers/open", refused=_guards_view)
+async def open_breaker(visit: Visit) -> Done:
     key = visit.form.get("key")
     return await _acted(
         visit,
@@ -188,8 +188,8 @@ async def open_breaker(visit: Visit) -> Done | View:
     )
 
 
-@pages.action("/guards/breakers/reset:{key:path}", Scope.OPERATE)
-async def reset_breaker(visit: Visit) -> Done | View:
+@pages.action("/guards/breakers/reset:{key:path}", refused=_guards_view)
+async def reset_breaker(visit: Visit) -> Done:
     key = visit.path["key"]
     return await _acted(
         visit,
@@ -198,8 +198,8 @@ async def reset_breaker(visit: Visit) -> Done | View:
     )
 
 
-@pages.action("/guards/slowdowns/end:{key:path}", Scope.OPERATE)
-async def end_slowdown(visit: Visit) -> Done | View:
+@pages.action("/guards/slowdowns/end:{key:path}", refused=_guards_view)
+async def end_slowdown(visit: Visit) -> Done:
     key = visit.path["key"]
     return await _acted(
         visit,
@@ -208,8 +208,8 @@ async def end_slowdown(visit: Visit) -> Done | View:
     )
 
 
-@pages.action("/guards/locks/release:{key:path}", Scope.OPERATE)
-async def release_lock(visit: Visit) -> Done | View:
+@pages.action("/guards/locks/release:{key:path}", refused=_guards_view)
+async def release_lock(visit: Visit) -> Done:
     key, holder = visit.path["key"], visit.form.get("holder") or None
     return await _acted(
         visit,
@@ -217,6 +217,12 @@ async def release_lock(visit: Visit) -> Done | View:
         f"The lock {key} was released.",
         ended=f"Nothing was changed: the task doesn't hold the lock {key} any more.",
     )
+
+
+def _before(visit: Visit, limits: Limits) -> dict[str, str]:
+    """The limits as the form was filled with them; somebody may have changed them since."""
+    sent = dict(visit.form.pairs())
+    return {name: sent.get(f"before_{name}", value) for name, value in _values(limits).items()}
 
 
 @pages.action("/guards/limits", Scope.OPERATE)
@@ -229,10 +235,25 @@ async def change_limits(visit: Visit) -> Done | View:
             if changes[name] is None:
                 raise InvalidInputError(errors=[(name, "must not be empty")])  # noqa: TRY301 - as the others
         changes["velocity_action"] = form.get("velocity_action")
-        await visit.engine.limits.patch(changes, reason=form.get("reason") or None)
+        before, returned = _before(visit, await visit.engine.limits.read()), form.all("from_settings")
+        await visit.engine.limits.patch(
+            # Only what the person changed is set by hand.
+            {
+                name: value
+                for name, value in changes.items()
+                if name not in returned and form.get(name) != before[name]
+            },
+            from_settings=returned,
+            reason=form.get("reason") or None,
+        )
     except InvalidInputError as error:
         view = await _guards_view(visit)
         entered = {name: form.get(name) for name in (*_MONEY, *_NUMBERS, "velocity_action")}
-        context = {**view.context, "values": entered, "entered_reason": form.get("reason")}
+        context = {
+            **view.context,
+            "values": entered,
+            "before": _before(visit, view.context["limits"]),
+            "entered_reason": form.get("reason"),
+        }
         return View(view.template, view.title, {**context, "limits_error": error}, status=422)
     return Done("/guards", "The limits were changed. Every process obeys them at once.")

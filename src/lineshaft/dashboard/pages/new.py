@@ -11,11 +11,11 @@ from markupsafe import Markup
 
 from lineshaft.dashboard.visit import Done, Pages, Values, View, Visit
 from lineshaft.engine.submit.drafts import Draft, draft_dag, draft_each, off_the_loop
-from lineshaft.errors import InvalidInputError, LineshaftError
+from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.operations import new_tasks
 from lineshaft.pictures import DagNode, dag_svg
-from lineshaft.server.routes import requests
 from lineshaft.sources.work import GOAL_TYPE, goal_task
 from lineshaft.types import AgentInfo, NewDag, Scope, documents
 from lineshaft.types.page import MAX_LIMIT
@@ -46,6 +46,18 @@ class Finding(NamedTuple):
 # Tasks.
 
 
+async def _task_view(visit: Visit, form: Values | None = None) -> View:
+    types, capabilities, models = await _known(visit)
+    context = {
+        "form": form or visit.form,
+        "types": types,
+        "capabilities": capabilities,
+        "models": models,
+        "findings": None,
+    }
+    return View("new_task.html", "New task", context)
+
+
 @pages.page("/new", Scope.SUBMIT)
 async def new_task(visit: Visit) -> View:
     form = visit.query
@@ -54,31 +66,17 @@ async def new_task(visit: Visit) -> View:
     return await _task_view(visit, form)
 
 
-@pages.action("/new/check", Scope.SUBMIT, changes=False)
+@pages.action("/new/check", Scope.SUBMIT, changes=False, refused=_task_view)
 async def check_task(visit: Visit) -> View:
-    view = await _task_view(visit, visit.form)
-    try:
-        task = _task(visit)
-        _, drafts = await off_the_loop([task], partial(draft_each, [task], visit.engine.submission.rules))
-    except LineshaftError as error:
-        return view.refused(error)
-    return await _with_findings(visit, view, drafts)
+    task = _task(visit)
+    _, drafts = await off_the_loop([task], partial(draft_each, [task], visit.engine.submission.rules))
+    return await _with_findings(visit, await _task_view(visit), drafts)
 
 
-@pages.action("/new", Scope.SUBMIT)
-async def submit_task(visit: Visit) -> Done | View:
-    try:
-        task = _task(visit)
-        (made,) = await visit.engine.submission.submit([task])
-    except LineshaftError as error:
-        return (await _task_view(visit, visit.form)).refused(error)
+@pages.action("/new", Scope.SUBMIT, refused=_task_view)
+async def submit_task(visit: Visit) -> Done:
+    (made,) = await visit.engine.submission.submit([_task(visit)])
     return _submitted(f"/tasks/{made.id}", "task", duplicate=made.duplicate)
-
-
-async def _task_view(visit: Visit, form: Values) -> View:
-    types, capabilities, models = await _known(visit)
-    context = {"form": form, "types": types, "capabilities": capabilities, "models": models, "findings": None}
-    return View("new_task.html", "New task", context)
 
 
 def _task(visit: Visit) -> NewTask:
@@ -104,8 +102,8 @@ def _task(visit: Visit) -> NewTask:
     if form.get("output"):
         given["output"] = _json("output", form.get("output"))
     task = documents.converted(given, NewTask, documents.task)
-    requests.check_tasks([task], keys=False, place="")
-    requests.check_creators(visit.principal, [task])
+    new_tasks.check_tasks([task], keys=False, place="")
+    new_tasks.check_creators([task])
     return task
 
 
@@ -127,20 +125,20 @@ def _time(form: Values, name: str) -> str:
 # DAGs.
 
 
+async def _dag_view(visit: Visit, form: Values | None = None) -> View:
+    return View("new_dag.html", "New DAG", {"form": form or visit.form, "findings": None, "picture": None})
+
+
 @pages.page("/new/dag", Scope.SUBMIT)
 async def new_dag(visit: Visit) -> View:
-    return _dag_view(Values([("document", visit.query.get("document", _EXAMPLE))]))
+    return await _dag_view(visit, Values([("document", visit.query.get("document", _EXAMPLE))]))
 
 
-@pages.action("/new/dag/check", Scope.SUBMIT, changes=False)
+@pages.action("/new/dag/check", Scope.SUBMIT, changes=False, refused=_dag_view)
 async def check_dag(visit: Visit) -> View:
-    view = _dag_view(visit.form)
-    try:
-        dag = _dag(visit)
-        drafts = await _draft(visit, dag)
-    except LineshaftError as error:
-        return view.refused(error)
-    view = await _with_findings(visit, view, drafts)
+    dag = _dag(visit)
+    drafts = await _draft(visit, dag)
+    view = await _with_findings(visit, await _dag_view(visit), drafts)
     costs = [draft.row.max_cost_usd for draft in drafts if draft.row.max_cost_usd is not None]
     context = {
         "picture": _picture(dag.title, drafts),
@@ -152,24 +150,17 @@ async def check_dag(visit: Visit) -> View:
     return view.with_context(**context)
 
 
-@pages.action("/new/dag", Scope.SUBMIT)
-async def submit_dag(visit: Visit) -> Done | View:
-    try:
-        dag = _dag(visit)
-        made = await visit.engine.submission.submit_dag(
-            dag.title,
-            dag.tasks,
-            budget_ceiling_usd=dag.budget_ceiling_usd,
-            created_by=dag.created_by or f"human:{visit.actor}",
-            idempotency_key=dag.idempotency_key,
-        )
-    except LineshaftError as error:
-        return _dag_view(visit.form).refused(error)
+@pages.action("/new/dag", Scope.SUBMIT, refused=_dag_view)
+async def submit_dag(visit: Visit) -> Done:
+    dag = _dag(visit)
+    made = await visit.engine.submission.submit_dag(
+        dag.title,
+        dag.tasks,
+        budget_ceiling_usd=dag.budget_ceiling_usd,
+        created_by=dag.created_by or f"human:{visit.actor}",
+        idempotency_key=dag.idempotency_key,
+    )
     return _submitted(f"/dags/{made.id}", "DAG", duplicate=made.duplicate)
-
-
-def _dag_view(form: Values) -> View:
-    return View("new_dag.html", "New DAG", {"form": form, "findings": None, "picture": None})
 
 
 def _dag(visit: Visit) -> NewDag:
@@ -177,9 +168,9 @@ def _dag(visit: Visit) -> NewDag:
     if not isinstance(given, dict):
         raise InvalidInputError("The document must be a DAG: an object with 'title' and 'tasks'.")
     dag = documents.converted(given, NewDag, documents.dag)
-    requests.check_tasks(dag.tasks, keys=True)
-    visit.principal.check_creator(dag.created_by)
-    requests.check_creators(visit.principal, dag.tasks)
+    new_tasks.check_tasks(dag.tasks, keys=True)
+    visit.caller.check_creator(dag.created_by)
+    new_tasks.check_creators(dag.tasks)
     return dag
 
 
@@ -214,36 +205,33 @@ def _picture(title: str, drafts: Sequence[Draft]) -> Markup:
 # Goals.
 
 
+async def _goal_view(visit: Visit, form: Values | None = None) -> View:
+    takers = [agent.id for agent in await _agents(visit) if _fault(agent, GOAL_TYPE, ()) is None]
+    return View("new_goal.html", "New goal", {"form": form or visit.form, "takers": takers})
+
+
 @pages.page("/new/goal", Scope.SUBMIT)
 async def new_goal(visit: Visit) -> View:
     return await _goal_view(visit, visit.query)
 
 
-@pages.action("/new/goal", Scope.SUBMIT)
-async def submit_goal(visit: Visit) -> Done | View:
+@pages.action("/new/goal", Scope.SUBMIT, refused=_goal_view)
+async def submit_goal(visit: Visit) -> Done:
     form = visit.form
-    try:
-        given: dict[str, Any] = {
-            "goal": form.get("goal"),
-            "context": form.get("context") or None,
-            "budget_usd": form.number("budget_usd"),
-            "max_tasks": None if (most := form.number("max_tasks")) is None else int(most),
-            "approve": form.get("approve") == "yes",
-        }
-        if not given["goal"]:
-            raise InvalidInputError(errors=[("goal", "is missing: what should be achieved?")])
-        document = {**goal_task(given), "created_by": f"human:{visit.actor}"}
-        task = documents.converted(document, NewTask, documents.task)
-        requests.check_creators(visit.principal, [task])
-        (made,) = await visit.engine.submission.submit([task])
-    except LineshaftError as error:
-        return (await _goal_view(visit, form)).refused(error)
+    goal: dict[str, Any] = {
+        "goal": form.get("goal"),
+        "context": form.get("context") or None,
+        "budget_usd": form.number("budget_usd"),
+        "max_tasks": None if (most := form.number("max_tasks")) is None else int(most),
+        "approve": form.get("approve") == "yes",
+    }
+    if not goal["goal"]:
+        raise InvalidInputError(errors=[("goal", "is missing: what should be achieved?")])
+    document = {**goal_task(goal), "created_by": f"human:{visit.actor}"}
+    task = documents.converted(document, NewTask, documents.task)
+    new_tasks.check_creators([task])
+    (made,) = await visit.engine.submission.submit([task])
     return _submitted(f"/tasks/{made.id}", "goal", duplicate=made.duplicate)
-
-
-async def _goal_view(visit: Visit, form: Values) -> View:
-    takers = [agent.id for agent in await _agents(visit) if _fault(agent, GOAL_TYPE, ()) is None]
-    return View("new_goal.html", "New goal", {"form": form, "takers": takers})
 
 
 # Whether it can run.

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from lineshaft.dashboard.charts import Bar, bars
+from lineshaft.dashboard.charts import ChartBar, bars
 from lineshaft.dashboard.visit import EVERYTHING, Pages, View, Visit
 from lineshaft.model.priority import Tier
 from lineshaft.model.states import Status
@@ -19,6 +19,7 @@ WORDS: Mapping[ReasonCode | None, str] = {
     ReasonCode.UPSTREAM_DEAD_LETTERED: "a dead letter upstream",
     ReasonCode.WAITING_RETRY: "waits before the next attempt",
     ReasonCode.WAITING_GATE: "its output is being checked",
+    ReasonCode.GATE_BUDGET: "no money is left to check its output",
     ReasonCode.WAITING_APPROVAL: "waits for a person",
     ReasonCode.SCHEDULED: "scheduled for later",
     ReasonCode.NO_CAPABLE_AGENT: "no agent can do it",
@@ -78,9 +79,9 @@ def _by_tier(stats: Stats) -> list[tuple[Status, int, dict[Tier, int], bool]]:
     return rows
 
 
-def _bars(minutes: list[Minute]) -> list[Bar]:
+def _bars(minutes: list[Minute]) -> list[ChartBar]:
     return [
-        Bar(
+        ChartBar(
             (
                 ("completed", minute.completed),
                 ("cancelled", minute.cancelled),

@@ -19,14 +19,14 @@ from lineshaft.dashboard.visit import Done, Pages, View, Visit
 from lineshaft.engine.sources.firing import DryRun, Occasion, tick_event
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.model.printable import printable
-from lineshaft.server.routes.sources import check_verification
+from lineshaft.operations.sources import check_verification
 from lineshaft.sources import ticks
 from lineshaft.sources.cron_words import in_words
 from lineshaft.sources.definition import Definition, checked
 from lineshaft.sources.file import name_on
 from lineshaft.types import Scope
 from lineshaft.types.problems import invalid_input
-from lineshaft.types.sources import NewSource, Source, SourceFields, SourceKind, definition_of
+from lineshaft.types.sources import NewSource, ShownFields, Source, SourceFields, SourceKind, definition_of
 from lineshaft.types.written import read_written
 
 pages = Pages()
@@ -58,7 +58,7 @@ template:
 kind: webhook
 verify:
   scheme: github
-  secret_env: GITHUB_SECRET
+  secret_env: LINESHAFT_HOOK_GITHUB
 when: event.action == 'opened'
 template:
   task:
@@ -131,7 +131,7 @@ _EVENTS: Mapping[SourceKind, Mapping[str, Any]] = {
 }
 
 
-def rule(source: SourceFields, kind: SourceKind, name: str) -> str:
+def rule(source: ShownFields, kind: SourceKind, name: str) -> str:
     """When a source fires, in words."""
     if kind is SourceKind.SCHEDULE:
         if isinstance(source.every_sec, float | int):
@@ -154,7 +154,7 @@ def rule(source: SourceFields, kind: SourceKind, name: str) -> str:
     )
 
 
-class Row(Struct, frozen=True):
+class SourceEntry(Struct, frozen=True):
     source: Source
 
     @property
@@ -167,7 +167,8 @@ class Row(Struct, frozen=True):
 
     @property
     def rule(self) -> str:
-        return rule(self.source, self.source.kind, self.source.name)
+        source = self.source
+        return rule(source, source.kind, source.name) if source.kind.is_known else f"kind {source.kind}"
 
     def command(self, word: str, *more: str) -> str | None:
         return command_line("sources", word, self.source.name, *more)
@@ -176,7 +177,7 @@ class Row(Struct, frozen=True):
 class Strip(Struct, frozen=True):
     """When a schedule fires in the next day."""
 
-    row: Row
+    row: SourceEntry
     times: list[datetime]
     #: From 0 to 1440, in minutes.
     places: list[str]
@@ -199,13 +200,13 @@ def _cron_times(cron: str, timezone: str, hour: datetime) -> tuple[datetime, ...
     return tuple(islice(found, 2 * _TICKS))
 
 
-def _strips(rows: Sequence[Row], now: datetime) -> list[Strip]:
+def _strips(rows: Sequence[SourceEntry], now: datetime) -> list[Strip]:
     soon = [row for row in rows if row.source.next_at is not None and row.source.next_at <= now + _DAY]
     soon.sort(key=lambda row: (row.source.next_at, row.source.name))
     return [_strip(row, now) for row in soon[:_STRIPS]]
 
 
-def _strip(row: Row, now: datetime) -> Strip:
+def _strip(row: SourceEntry, now: datetime) -> Strip:
     source = row.source
     definition = Definition(_as_new(source))
     if isinstance(source.cron, str):
@@ -230,7 +231,7 @@ async def sources(visit: Visit) -> View:
     page = await visit.engine.sources.find(
         kind=kind or None, limit=_PAGE, cursor=visit.query.get("cursor") or None
     )
-    rows = [Row(source) for source in page.items]
+    rows = [SourceEntry(source) for source in page.items]
     context = {
         "rows": rows,
         "next_cursor": page.next_cursor,
@@ -280,7 +281,7 @@ async def _source_view(visit: Visit, *, definition: str = "", event: str = "") -
         lambda: list(islice(compiled.upcoming(found.created_at, now), _UPCOMING)) if found.next_at else []
     )
     context = {
-        "row": Row(found),
+        "row": SourceEntry(found),
         "source": found,
         "firings": firings.items,
         "next_cursor": firings.next_cursor,
@@ -319,7 +320,7 @@ def written(definition: Mapping[str, Any]) -> str:
 def _first_event(visit: Visit, found: Source) -> Mapping[str, Any]:
     """What the dry run starts with: for a schedule, the tick of a past firing or the next one."""
     if found.kind is not SourceKind.SCHEDULE:
-        return _EVENTS[found.kind]
+        return _EVENTS.get(found.kind, {})
     if tick := visit.query.get("tick"):
         return {"tick": tick[:100], "missed": 0}
     return tick_event(found.next_at or _now(visit))
@@ -397,11 +398,11 @@ async def create(visit: Visit) -> Done | View:
     name = visit.form.get("name")
     try:
         given = _entered_source(name, visit.form.get("definition"))
-        check_verification(visit.service, visit.principal, given.verify)
+        check_verification(given.verify)
         made = await visit.engine.sources.create(given)
     except LineshaftError as error:
         return _new_view(visit.form.get("kind"), name=name, **_entered(visit)).refused(error)
-    return Done(Row(made).address, f"Source {made.name} was created.")
+    return Done(SourceEntry(made).address, f"Source {made.name} was created.")
 
 
 @pages.action("/sources/{name:path}/try", Scope.OPERATE, changes=False)
@@ -421,14 +422,14 @@ async def save(visit: Visit) -> Done | View:
     view = await _source_view(visit, **_entered(visit))
     try:
         given = _entered_source(name, visit.form.get("definition"))
-        check_verification(visit.service, visit.principal, given.verify)
+        check_verification(given.verify)
         version = visit.form.number("version")
         stored, _ = await visit.engine.sources.put(given, version=None if version is None else int(version))
     except InvalidTransitionError:
         return await _changed_by_another(visit)
     except LineshaftError as error:
         return view.refused(error)
-    return Done(Row(stored).address, f"Source {name} was changed.")
+    return Done(SourceEntry(stored).address, f"Source {name} was changed.")
 
 
 async def _changed_by_another(visit: Visit) -> View:

@@ -79,6 +79,7 @@ async def task_view(visit: Visit) -> View | Response:
         "artifacts": await artifacts_of(visit, one),
         "inputs": await _inputs(visit, one),
         "can_retry": one.status in _RETRIED,
+        "can_rerun": one.status is Status.COMPLETED,
         "can_cancel": not one.status.ended,
         "changes": _changes(one),
         "form": visit.form,
@@ -217,7 +218,7 @@ def _cancelled_with(count: int) -> str:
 # The last error.
 
 
-class Failure(Struct, frozen=True):
+class FailureDetails(Struct, frozen=True):
     attempt: FailedAttempt | None
     category: str | None
     #: Such as ValueError; empty: the error doesn't begin with one.
@@ -238,7 +239,7 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+')
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen ")
 
 
-def _failure(one: Task) -> Failure | None:
+def _failure(one: Task) -> FailureDetails | None:
     """The last error, unless the task succeeded after it."""
     if one.status is Status.COMPLETED or not (one.failure_history or one.failure_reason):
         return None
@@ -248,7 +249,7 @@ def _failure(one: Task) -> Failure | None:
     found = _KIND.fullmatch(error)
     kind, message = (found[1], found[2]) if found else ("", error)
     category = one.failure_category or (last.category if last else None)
-    return Failure(last, category, kind, message, own_frames(traceback), traceback)
+    return FailureDetails(last, category, kind, message, own_frames(traceback), traceback)
 
 
 def own_frames(traceback: str) -> str:

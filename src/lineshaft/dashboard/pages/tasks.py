@@ -51,7 +51,7 @@ _LABELS = {
 _TABS = tuple(status for status in Status if status not in TRANSIENT)
 
 
-class Wanted(Struct, frozen=True):
+class TaskListQuery(Struct, frozen=True):
     """The filter of an address; what is not valid in it is left out."""
 
     filter: TaskFilter
@@ -83,7 +83,7 @@ class Wanted(Struct, frozen=True):
         )
 
 
-async def wanted_tasks(visit: Visit, values: Values) -> Wanted:
+async def wanted_tasks(visit: Visit, values: Values) -> TaskListQuery:
     fields: dict[str, list[str]] = {}
     if statuses := [name for name in map(str.upper, values.all("status")) if name in _TABS]:
         fields["status"] = statuses
@@ -97,7 +97,7 @@ async def wanted_tasks(visit: Visit, values: Values) -> Wanted:
     if values.get("order") == TaskOrder.PRIORITY and not ENDED & set(statuses):
         order = TaskOrder.PRIORITY
         fields["order"] = [order]
-    return Wanted(wanted, order, values.get("cursor") or None, fields)
+    return TaskListQuery(wanted, order, values.get("cursor") or None, fields)
 
 
 async def _whole_dag_id(visit: Visit, text: str) -> str:
@@ -133,7 +133,7 @@ async def tasks(visit: Visit) -> View:
     )
 
 
-async def _page(visit: Visit, wanted: Wanted) -> Page[Task]:
+async def _page(visit: Visit, wanted: TaskListQuery) -> Page[Task]:
     read = visit.engine.read
     try:
         return await read.tasks(wanted.filter, order=wanted.order, limit=_ROWS, cursor=wanted.cursor)
@@ -153,7 +153,7 @@ class Tab(Struct, frozen=True):
     count: str
 
 
-def _tabs(wanted: Wanted, stats: Stats | None) -> list[Tab]:
+def _tabs(wanted: TaskListQuery, stats: Stats | None) -> list[Tab]:
     chosen = wanted.fields.get("status", [])
     others = {name: values for name, values in wanted.fields.items() if name != "status"}
     tabs = [Tab("All", None, f"/tasks?{urlencode(others, doseq=True)}", not chosen, "")]
@@ -194,7 +194,7 @@ def _suggestions(page: Page[Task]) -> dict[str, list[str]]:
     return {name: sorted(values)[:_ROWS] for name, values in found.items()}
 
 
-def _without(wanted: Wanted, name: str) -> str:
+def _without(wanted: TaskListQuery, name: str) -> str:
     return urlencode({key: values for key, values in wanted.fields.items() if key != name}, doseq=True)
 
 
@@ -226,7 +226,7 @@ class Verb(Struct, frozen=True):
     statuses: frozenset[Status]
     consequence: str
 
-    def suits(self, wanted: Wanted) -> bool:
+    def suits(self, wanted: TaskListQuery) -> bool:
         """Whether it can be done to any task that matches."""
         statuses = wanted.fields.get("status", [])
         return not statuses or any(status in self.statuses for status in statuses)
@@ -266,7 +266,7 @@ class Choice(Struct, frozen=True):
     """The tasks of a bulk action: those that were ticked, or all that match a filter."""
 
     verb: Verb
-    wanted: Wanted
+    wanted: TaskListQuery
     chosen: list[str]
     found: MatchedTasks
 

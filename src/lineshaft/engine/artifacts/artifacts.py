@@ -44,6 +44,9 @@ from lineshaft.types.tasks import Task
 _SMALL_BYTES = 1 << 20
 #: Uploads that take longer than this are considered dead. One that isn't starts over.
 CUT_OFF_SEC = 86_400.0
+#: A temporary file that nothing was written to for so long is of a dead upload: the server closes connections
+#: that bring so little.
+STILL_SEC = 1_500.0
 DEFAULT_MAX_BYTES = 1 << 30
 #: Contents whose rows are locked while their objects are deleted: uploads of them wait.
 _REMOVED_AT_ONCE = 100
@@ -53,7 +56,7 @@ MAX_DATA_BYTES = 64 << 20
 _SQL = catalog.load(__name__)
 
 
-class _Row(NamedTuple):
+class _ArtifactRow(NamedTuple):
     id: str
     name: str
     size: int
@@ -146,7 +149,7 @@ class _Upload:
                 await self._store.delete([self._key])
 
 
-class Artifacts:
+class ArtifactRegistry:
     def __init__(
         self, database: Database, store: Store | None, *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> None:
@@ -228,7 +231,7 @@ class Artifacts:
         parameters = {**self._database.now, **values}
         if not await fetch_column(connection, _SQL["end_upload"], parameters):
             return None
-        row = await fetch_row(connection, _Row, _SQL["insert_artifact"], parameters)
+        row = await fetch_row(connection, _ArtifactRow, _SQL["insert_artifact"], parameters)
         assert row is not None  # noqa: S101 - the statement always returns one
         return row.value
 
@@ -258,7 +261,7 @@ class Artifacts:
         }
         statement = "list_artifacts" if task_id is None else "list_artifacts_of_task"
         async with self._database.connection() as connection:
-            rows = await fetch_rows(connection, _Row, _SQL[statement], parameters)
+            rows = await fetch_rows(connection, _ArtifactRow, _SQL[statement], parameters)
         more = encode_cursor(_Before(rows[limit - 1].id)) if len(rows) > limit else None
         return Page([row.value for row in rows[:limit]], more)
 
@@ -403,14 +406,14 @@ class Artifacts:
             counts["contents deleted"] += removed
             if removed < limit:
                 break
-        if old := await self._store.old_temporary(timedelta(seconds=CUT_OFF_SEC)):
+        if old := await self._store.old_temporary(timedelta(seconds=STILL_SEC)):
             await self._store.delete(old)
             counts["temporary files deleted"] = len(old)
         return counts
 
 
 async def read_artifacts(connection: Connection, ids: Sequence[str]) -> dict[str, Artifact]:
-    rows = await fetch_rows(connection, _Row, _SQL["read_artifacts"], {"ids": list(ids)})
+    rows = await fetch_rows(connection, _ArtifactRow, _SQL["read_artifacts"], {"ids": list(ids)})
     return {row.id: row.value for row in rows}
 
 

@@ -19,17 +19,19 @@ import msgspec
 from msgspec import Struct
 from psycopg.rows import dict_row
 
-from lineshaft.engine.agents import unknown_instance
 from lineshaft.engine.artifacts.artifacts import read_artifacts
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath, claim_fast
 from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.claim.single import claim_one
 from lineshaft.engine.guards.breakers import MODEL, Breakers
+from lineshaft.engine.guards.locks import LOCK_TTL_SEC
+from lineshaft.engine.guards.task_types import TaskTypes
+from lineshaft.engine.live.parking import unpark_lock_waiters
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
-from lineshaft.engine.transition.changes import unpark_lock_waiters
+from lineshaft.engine.read.unknown_instance import unknown_instance
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.types.artifacts import REF_PREFIX, InputArtifact, artifact_id
 from lineshaft.types.work import (
@@ -44,7 +46,6 @@ from lineshaft.types.work import (
 )
 
 _SQL = catalog.load(__name__)
-LOCK_TTL_SEC = 600.0
 #: A claim that found other tasks in its way looks again, at most this often; parked tasks aren't in the way.
 _ROUNDS = 1_000
 #: How long it waits for transactions that hold all tasks it found: mostly other claims, which end soon.
@@ -78,6 +79,8 @@ class _Outcome(Protocol):
     claim_ttl_sec: float | None
     #: The agent could take something.
     has_room: bool
+    #: The agent has a budget, of which a task without `max_cost_usd` reserves nothing.
+    is_uncapped: bool
     #: There may be a task that other agents can take, but not this one.
     leaves_some: bool
     #: Tasks that were in the way of others are parked now; or the money must be counted again.
@@ -125,14 +128,20 @@ class _ProbeTakenError(Exception):
     """Another claim was faster with the probe: this one is rolled back."""
 
 
+class _OutdatedError(Exception):
+    """The limits of all claimed tasks were out of date: they are corrected and released."""
+
+
 class Claims:
     def __init__(
         self,
         database: Database,
         upkeep: Upkeep,
         why_not: Callable[[str, str, int], Awaitable[LineshaftError]],
+        *,
         breakers: Breakers,
         undelivered: Undelivered,
+        types: TaskTypes,
     ) -> None:
         """`why_not` returns why an instance, named by agent and incarnation, can't claim a task."""
         self._database = database
@@ -140,6 +149,7 @@ class Claims:
         self._upkeep = upkeep
         self._breakers = breakers
         self._undelivered = undelivered
+        self._types = types
         self._fast_path = FastPath()
         #: Tasks that this process has claimed since it last turned the generation.
         self._left = 0
@@ -157,7 +167,7 @@ class Claims:
         start: bool = False,
     ) -> Claim:
         """Take up to `limit` tasks, best first; with `start` they are RUNNING at once."""
-        return await self._claim(agent_id, incarnation, limit=limit, types=types, start=start)
+        return await self._claim_current(agent_id, incarnation, limit=limit, types=types, start=start)
 
     async def claim_next(
         self, last: ClaimRef, *, types: list[str] | None = None, looked: FastClaim | None = None
@@ -167,22 +177,35 @@ class Claims:
         `looked` is what was found already, together with a completion.
         """
         if looked is not None and looked.is_all and not looked.due:
-            return await self._claimed(
-                Claim(
-                    looked.tasks,
-                    has_room=looked.has_room,
-                    leaves_some=not looked.has_room,
-                    inputs=dict(looked.outputs),
-                )
+            claim = Claim(
+                looked.tasks,
+                has_room=looked.has_room,
+                leaves_some=not looked.has_room,
+                inputs=dict(looked.outputs),
             )
+            try:
+                return await self._claimed(claim)
+            except _OutdatedError:
+                looked = None
         async with self._database.connection() as connection:
             found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns([last]))
         if not found:
             return Claim()
         (holder,) = found
-        return await self._claim(
+        return await self._claim_current(
             holder.agent_id, holder.incarnation, limit=1, types=types, start=True, looked=looked, follows=last
         )
+
+    async def _claim_current(
+        self, agent_id: str, incarnation: int, *, looked: FastClaim | None = None, **options: Any
+    ) -> Claim:
+        """Claim until there are tasks with the present limits of their types, or none at all."""
+        for _ in range(_ROUNDS):
+            try:
+                return await self._claim(agent_id, incarnation, looked=looked, **options)
+            except _OutdatedError:
+                looked = None
+        return Claim()
 
     async def _claim(
         self,
@@ -205,7 +228,9 @@ class Claims:
         if tried:
             tasks = await self._claim_probes(parameters, stranded)
         elif (fast := looked or await self._look(agent_id, parameters)) is not None:
-            self._fast_path.tried(agent_id, worked=not fast.weigh)
+            if looked is None:
+                # A completion has a smaller choice: it may lock only its own DAG.
+                self._fast_path.tried(agent_id, worked=not fast.weigh)
             if fast.is_all and not (fast.due and await self._promote()):
                 return await self._claimed(
                     Claim(fast.tasks, has_room=fast.has_room, leaves_some=not fast.has_room)
@@ -258,7 +283,7 @@ class Claims:
         while True:
             rounds += 1
             parameters["limit"] = limit - len(tasks)
-            found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+            found = await self._claim_and_report(parameters)
             tasks += found.tasks
             outcome = found.outcome
             stranded.update(outcome.stranded)
@@ -282,7 +307,32 @@ class Claims:
         """Promote due tasks, of whichever lane; returns how many there were."""
         return await self._upkeep.promote_for_claim(_PROMOTED_AT_ONCE)
 
+    async def _claim_and_report(self, parameters: dict[str, Any]) -> _Round:
+        found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        if found.outcome.is_uncapped:
+            types = {task.type for task in found.tasks if task.max_cost_usd is None and not task.outdated}
+            # The tasks are claimed, whether this works or not.
+            with contextlib.suppress(UnavailableError):
+                await self._types.report_uncapped(parameters["agent_id"], types)
+        return found
+
+    async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
+        """Correct and release tasks whose limits are out of date; raises if no other is left.
+
+        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`.
+        """
+        outdated = [task for task in tasks if task.outdated]
+        if not outdated:
+            return
+        with self._undelivered.release_if_undelivered(tasks):
+            await self._types.correct(outdated)
+            await self._undelivered.release(outdated)
+        tasks[:] = [task for task in tasks if not task.outdated]
+        if not tasks:
+            raise _OutdatedError
+
     async def _claimed(self, claim: Claim) -> Claim:
+        await self._give_back_outdated(claim.tasks)
         self._left += len(claim.tasks)
         await self._give_up_overspent(claim.tasks)
         if self._left >= self._turn_at:
@@ -312,9 +362,13 @@ class Claims:
     ) -> Claim:
         """Claim this task, whatever its place in the queue; or raise why it can't be claimed."""
         parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
-        found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        found = await self._claim_and_report(parameters)
         if not found.tasks and found.outcome.due and await self._upkeep.promote_for_claim(1, task_id):
-            found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+            found = await self._claim_and_report(parameters)
+        try:
+            await self._give_back_outdated(found.tasks)
+        except _OutdatedError:
+            found = await self._claim_and_report(parameters)
         tasks, stranded = found.tasks, set(found.outcome.stranded)
         if not tasks and found.outcome.probe_due:
             tasks = await self._claim_probes(parameters, stranded)
@@ -408,7 +462,10 @@ class Claims:
         row = row_type(_SQL["claim_tasks"])
         outcome: _Outcome = row._make(rows[0])
         agent_id = parameters["agent_id"]
-        (self._probers.add if outcome.probe_due else self._probers.discard)(agent_id)
+        if outcome.probe_due:
+            self._probers.add(agent_id)
+        else:
+            self._probers.discard(agent_id)
         if outcome.id is not None:
             tasks = claimed_tasks(
                 row._fields,
@@ -453,9 +510,9 @@ class Claims:
             if wanted:
                 readers, ids = map(list, zip(*wanted, strict=True))
                 parameters = {"readers": readers, "ids": ids, "most": MAX_INPUT_BYTES}
-                (rows,) = await pipelined(connection, (_SQL["inputs"], parameters), named=False)
+                (rows,) = await pipelined(connection, (_SQL["inputs"], parameters))
                 # The output of a cancelled task is None.
-                claim.inputs.update(rows)
+                claim.inputs.update({row.id: row.output for row in rows})
             if artifacts:
                 found = await read_artifacts(connection, artifacts)
                 claim.artifacts.update({name: InputArtifact.of(each) for name, each in found.items()})

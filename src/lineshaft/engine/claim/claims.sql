@@ -1,7 +1,6 @@
 -- name: lock_day
--- With a daily budget claims take turns: two at once would both find its last dollar. Comes before the claim, which then sees everything
--- that others have reserved.
-SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0)) FROM lineshaft.limits WHERE daily_budget_usd IS NOT NULL
+-- Comes before the claim, which then sees everything that others have reserved.
+-- include: lock_day
 
 -- name: claim_tasks
 -- Claims up to `limit` tasks, best first, and with `start` starts them too; or only `task_id`. With `probing` it claims only tasks that these
@@ -23,7 +22,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
 -- Locked first: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec,
+        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
     FROM lineshaft.instance
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
@@ -43,15 +42,20 @@ funds AS MATERIALIZED (
         least((SELECT money FROM own_budget), limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)) AS money,
         EXISTS (SELECT FROM own_budget) AS of_agent,
         limits.daily_budget_usd IS NOT NULL AS of_day,
-        limits.default_max_cost_usd AS default_cost
+        limits.default_max_cost_usd
     FROM lineshaft.limits
     LEFT JOIN lineshaft.spend ON spend.day = (SELECT (now AT TIME ZONE 'UTC')::date FROM clock)
 ),
--- Models and types that can't be used now: slowed down after a rate limit, or with a breaker that isn't closed.
+-- Models and types that can't be used now: slowed down after a rate limit, or with a breaker that isn't closed; and types that are paused.
 barred AS MATERIALIZED (
-    SELECT key FROM lineshaft.slowdown WHERE until > (SELECT now FROM clock)
-    UNION ALL
-    SELECT key FROM lineshaft.breaker WHERE state <> 'closed' AND (key = ANY (%(probing)s::text[])) IS NOT TRUE
+    SELECT keys, keys || ARRAY(SELECT type FROM lineshaft.pause) AS types
+    FROM (
+        SELECT ARRAY(
+            SELECT key FROM lineshaft.slowdown WHERE until > (SELECT now FROM clock)
+            UNION ALL
+            SELECT key FROM lineshaft.breaker WHERE state <> 'closed' AND (key = ANY (%(probing)s::text[])) IS NOT TRUE
+        ) AS keys
+    ) AS slow_or_broken
 ),
 search AS MATERIALIZED (SELECT types FROM me WHERE room > 0 AND %(task_id)s::text IS NULL),
 few AS MATERIALIZED (
@@ -77,38 +81,24 @@ suitable AS MATERIALIZED (
         found.lane_id AS id, found.generation, found.rank, found.submission_no, chosen.model,
         lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         -- There is money for some of its tasks, but not for all of them, nor for two of any.
-        coalesce((SELECT money FROM funds) < 2 * lane.cost_from_usd, false) AS is_scarce,
+        coalesce(funds.money < 2 * lane.cost_from_usd, false) AS is_scarce,
         -- Whether this agent may claim them now.
         (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
-        AND ((SELECT money FROM funds) >= coalesce(lane.cost_from_usd, (SELECT default_cost FROM funds), 0)) IS NOT FALSE
-        -- Without a limit of its own, a task needs no certain amount, but there must be some money left.
-        AND (lane.cost_from_usd IS NOT NULL OR ((SELECT money FROM funds) > 0) IS NOT FALSE)
+        AND lineshaft.affords_1(funds.money, lane.cost_from_usd, funds.default_max_cost_usd)
         AND (
             %(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[])
             OR coalesce('model:' || chosen.model = ANY (%(probing)s::text[]), false)
         ) AS is_eligible
     FROM me
+    CROSS JOIN funds
+    CROSS JOIN barred
     CROSS JOIN found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
-    LEFT JOIN LATERAL (
-        -- The task's first preference that the agent has; without preferences the agent uses its own first.
-        SELECT wanted.model
-        FROM unnest(CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END)
-            WITH ORDINALITY AS wanted (model, preference)
-        WHERE (me.models_available = '{}' OR wanted.model = ANY (me.models_available))
-          AND NOT EXISTS (
-            SELECT FROM barred WHERE barred.key IN ('model:' || wanted.model, 'provider:' || split_part(wanted.model, '/', 1))
-          )
-        ORDER BY wanted.preference
-        LIMIT 1
-    ) AS chosen ON true
+    CROSS JOIN LATERAL (SELECT lineshaft.chosen_model_1(lane.models, me.models_available, barred.keys) AS model OFFSET 0) AS chosen
     WHERE me.room > 0
-      AND (me.types IS NULL OR lane.type = ANY (me.types))
+      AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available)
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
-      AND lane.required_capabilities <@ me.capabilities
-      AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
-      AND NOT EXISTS (SELECT FROM barred WHERE barred.key IN ('*', lane.type))
-      AND NOT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type IN ('*', lane.type))
+      AND NOT lineshaft.is_barred_1(lane.type, barred.types)
 ),
 -- Breakers that may be probed: usually none.
 due_breaker AS MATERIALIZED (
@@ -129,16 +119,16 @@ head AS MATERIALIZED (
         -- Tasks that cost too much are passed over, up to a limit.
         SELECT next.rank, next.submission_no
         FROM (
-            SELECT rank, submission_no, max_cost_usd
+            SELECT rank, submission_no, lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd
             FROM lineshaft.task_live
             WHERE suitable.is_scarce
               AND status = 'READY' AND parked IS NULL AND generation = suitable.generation AND lane_id = suitable.id
-              AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+              AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
             ORDER BY rank, submission_no
             LIMIT 100
             OFFSET 0
         ) AS next
-        WHERE next.max_cost_usd <= (SELECT money FROM funds)
+        WHERE lineshaft.affords_1((SELECT money FROM funds), next.limit_usd, NULL)
         ORDER BY next.rank, next.submission_no
         LIMIT 1
     ) AS affordable ON true
@@ -168,17 +158,25 @@ locked AS MATERIALIZED (
     SELECT
         taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model,
         -- Nothing to weigh: no lock to take, no money to count. Most tasks.
-        taken.lock_key IS NULL AND (SELECT money FROM funds) IS NULL AND (taken.dag_id IS NULL OR (taken.cost = 0 AND (
-            SELECT (dag.spent_usd + dag.reserved_usd < dag.budget_ceiling_usd) IS NOT FALSE FROM lineshaft.dag WHERE dag.id = taken.dag_id
+        taken.lock_key IS NULL AND funds.money IS NULL AND (taken.dag_id IS NULL OR (taken.cost = 0 AND (
+            SELECT lineshaft.affords_1(dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, taken.limit_usd, NULL)
+            FROM lineshaft.dag WHERE dag.id = taken.dag_id
         ) IS TRUE)) AS is_simple
     FROM quota
+    CROSS JOIN funds
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume,
-            coalesce(max_cost_usd, (SELECT default_cost FROM funds), 0) AS cost, max_cost_usd IS NULL AS open_ended
+            lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
+            lineshaft.reservation_2(
+                lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
+            ) AS cost
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
-          AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
-          AND (rank, submission_no) <= (quota.last_rank, quota.last_no) AND (max_cost_usd > (SELECT money FROM funds)) IS NOT TRUE
+          AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
+          AND (rank, submission_no) <= (quota.last_rank, quota.last_no)
+          AND lineshaft.affords_1(
+            funds.money, lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
+          )
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
@@ -186,11 +184,15 @@ locked AS MATERIALIZED (
     UNION ALL
     SELECT named.*, 0, 0, suitable.model, false
     FROM suitable
+    CROSS JOIN funds
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume,
-            coalesce(max_cost_usd, (SELECT default_cost FROM funds), 0) AS cost, max_cost_usd IS NULL AS open_ended
+            lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
+            lineshaft.reservation_2(
+                lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
+            ) AS cost
         FROM lineshaft.task_live
-        WHERE id = %(task_id)s::text AND status = 'READY' AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+        WHERE id = %(task_id)s::text AND status = 'READY' AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
           -- It may have been moved since.
           AND lane_id = suitable.id
         FOR NO KEY UPDATE SKIP LOCKED
@@ -205,18 +207,28 @@ weighed AS MATERIALIZED (
     SELECT
         affordable.*,
         affordable.dag_id IS NOT NULL AND dag_funds.is_seen IS NULL AS has_unseen_dag,
-        coalesce(dag_funds.money >= affordable.cost AND (dag_funds.money > 0 OR NOT affordable.open_ended), true) AS fits_alone,
-        coalesce(dag_funds.money >= sum(affordable.cost) FILTER (WHERE dag_funds.money >= affordable.cost)
-            OVER (PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no), true) AS fits
+        coalesce(dag_funds.fits_alone, true) AS fits_alone,
+        lineshaft.affords_1(
+            dag_funds.money - coalesce(sum(affordable.cost) FILTER (WHERE dag_funds.fits_alone) OVER (
+                PARTITION BY affordable.dag_id ORDER BY affordable.effective, affordable.submission_no
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ), 0),
+            affordable.limit_usd, affordable.default_max_cost_usd
+        ) AS fits
     FROM (
-        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) AS cost_so_far FROM locked WHERE NOT is_simple
+        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) - cost AS cost_before FROM locked WHERE NOT is_simple
     ) AS affordable
     LEFT JOIN LATERAL (
-        SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money
+        SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
+            lineshaft.affords_1(
+                dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, affordable.limit_usd, affordable.default_max_cost_usd
+            ) AS fits_alone
         FROM lineshaft.dag WHERE dag.id = affordable.dag_id
         OFFSET 0
     ) AS dag_funds ON true
-    WHERE ((SELECT money FROM funds) >= affordable.cost_so_far) IS NOT FALSE
+    WHERE lineshaft.affords_1(
+        (SELECT money FROM funds) - affordable.cost_before, affordable.limit_usd, affordable.default_max_cost_usd
+    )
 ),
 -- One task per lock: the best, unless it is the lock of a batch, whose children go first. ON CONFLICT DO UPDATE locks the row also where
 -- its condition doesn't hold, so the lock can't be released between here and the parking of the tasks that didn't get it.
@@ -310,35 +322,17 @@ claimable AS MATERIALIZED (
     UNION ALL
     SELECT id, chosen_model, cost, resume, effective, lock_token FROM decided WHERE obstacle IS NULL
 ),
--- Columns that are empty in a READY row; statements that put a row back empty them again.
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
-        epoch = live.epoch + 1,
-        agent_id = %(agent_id)s::text,
-        incarnation = %(incarnation)s::integer,
-        parked = NULL,
-        budget_reported = false,
-        lock_token = claimable.lock_token,
-        model = claimable.chosen_model,
-        version = (SELECT version FROM me),
-        reserved_usd = claimable.cost,
-        agent_reserved = (SELECT of_agent FROM funds),
-        day_reserved = (SELECT of_day FROM funds),
-        claimed_at = (SELECT now FROM clock),
-        heartbeat_at = (SELECT now FROM clock),
-        started_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) END,
-        first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN (SELECT now FROM clock) ELSE live.first_started_at END,
-        limit_at = CASE WHEN %(start)s::boolean THEN (SELECT now FROM clock) + live.limit_sec * interval '1 second' END,
-        -- From the end of the wait: a claim may have waited for its agent's row longer than a short lease lasts.
-        lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
-            WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)), live.limit_sec)
-            ELSE (SELECT claim_ttl_sec FROM me)
-        END
-    FROM claimable
-    WHERE live.id = claimable.id
+    SET parked = NULL,
+        lock_token = taken.lock_token,
+        agent_reserved = funds.of_agent,
+        day_reserved = funds.of_day,
+        -- include: claimed_columns
+    FROM claimable AS taken, me, funds
+    WHERE live.id = taken.id
     RETURNING live.id, live.epoch, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
-        live.heartbeat_sec, live.limit_sec, live.submission_no, claimable.resume, claimable.effective
+        live.heartbeat_sec, live.limit_sec, live.submission_no, taken.resume, taken.effective
 ),
 parked AS (
     UPDATE lineshaft.task_live AS live
@@ -407,26 +401,30 @@ SELECT
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
+    -- include: is_outdated
+    AS outdated,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
     coalesce((SELECT room > 0 FROM me), false) AS has_room,
+    -- The agent has a budget, of which a task without max_cost_usd reserves nothing.
+    (SELECT of_agent AND default_max_cost_usd IS NULL FROM funds) AS is_uncapped,
     -- Whether there may be a task that another agent can claim, but not this one: it has no slot, no money, or no model that can be used now.
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
-        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR EXISTS (SELECT FROM barred)) THEN EXISTS (
+        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR (SELECT keys <> '{}' FROM barred)) THEN EXISTS (
             SELECT FROM suitable WHERE NOT suitable.is_eligible
         ) OR EXISTS (
             SELECT
             FROM suitable
             CROSS JOIN LATERAL (
-                SELECT max_cost_usd FROM lineshaft.task_live
+                SELECT lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd FROM lineshaft.task_live
                 WHERE status = 'READY' AND parked IS NULL AND generation = suitable.generation AND lane_id = suitable.id
                 ORDER BY rank, submission_no
                 LIMIT 100
                 OFFSET 0
             ) AS next
-            WHERE suitable.is_scarce AND next.max_cost_usd > (SELECT money FROM funds)
+            WHERE suitable.is_scarce AND NOT lineshaft.affords_1((SELECT money FROM funds), next.limit_usd, NULL)
         )
         ELSE false
     END AS leaves_some,
@@ -476,9 +474,8 @@ SELECT
                     CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END
                 ))
             )
-              AND (me.types IS NULL OR lane.type = ANY (me.types))
+              AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available)
               AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
-              AND lane.required_capabilities <@ me.capabilities
         )
         ELSE false
     END AS probe_due,
@@ -524,12 +521,15 @@ SELECT task.id,
     (SELECT checkpoint.data FROM lineshaft.checkpoint WHERE checkpoint.task_id = task.id) AS checkpoint,
     (SELECT jsonb_object_agg(step.name, step.data) FROM lineshaft.step WHERE step.task_id = task.id) AS steps,
     (SELECT jsonb_object_agg(step.name, step.digest) FROM lineshaft.step WHERE step.task_id = task.id) AS step_digests,
-    (SELECT jsonb_build_object('category', attempt.category, 'error', attempt.error) FROM lineshaft.attempt
-     WHERE attempt.task_id = task.id AND attempt.outcome = 'failed' ORDER BY attempt.epoch DESC LIMIT 1) AS last_error,
-    (SELECT jsonb_object_agg(child.id, jsonb_build_object('status', coalesce(ended.status::text, 'PENDING'), 'output', ended.output))
+    -- A task that has completed since, and is rerun, has none.
+    (SELECT CASE WHEN attempt.outcome = 'failed' THEN jsonb_build_object('category', attempt.category, 'error', attempt.error) END
+     FROM lineshaft.attempt
+     WHERE attempt.task_id = task.id AND attempt.outcome IN ('failed', 'completed') ORDER BY attempt.epoch DESC LIMIT 1) AS last_error,
+    (SELECT jsonb_object_agg(child.id, jsonb_build_object('status', coalesce(ended.status, live.status)::text, 'output', ended.output))
      FROM lineshaft.edge
      JOIN lineshaft.task AS child ON child.id = edge.depends_on
      LEFT JOIN lineshaft.task_end AS ended ON ended.id = child.id
+     LEFT JOIN lineshaft.task_live AS live ON live.id = child.id
      WHERE edge.task_id = task.id AND edge.kind = 'ended') AS children
 FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[])
 

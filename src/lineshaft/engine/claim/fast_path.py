@@ -1,4 +1,4 @@
-"""The fast path: shorter statements for tasks without locks, money or DAGs, and when to try them.
+"""The fast path: shorter statements for tasks without locks or money, and when to try them.
 
 They cost the server a third of the full statements, which handle everything that these leave.
 """
@@ -16,7 +16,7 @@ from lineshaft.types.work import ClaimedTask
 
 _SQL = catalog.load(__name__)
 #: After a failure the fast path is skipped this often, and twice as often after each further one: a fleet
-#: whose tasks have locks, money or DAGs should not pay for both, and a fleet that has changed be noticed.
+#: whose tasks have locks or money should not pay for both, and a fleet that has changed be noticed.
 _FIRST_SKIPS, _MOST_SKIPS = 25, 1_600
 
 

@@ -8,12 +8,14 @@ WITH RECURSIVE seen AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, claim_ttl_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
-        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
+        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room,
+        limits.default_max_cost_usd
     FROM lineshaft.instance
+    CROSS JOIN lineshaft.limits
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
       AND (SELECT lineshaft.is_writable_1())
       AND (SELECT budget_usd IS NULL FROM lineshaft.agent WHERE id = %(agent_id)s::text)
-      AND (SELECT daily_budget_usd IS NULL FROM lineshaft.limits)
+      AND limits.daily_budget_usd IS NULL
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
@@ -31,14 +33,7 @@ waiting AS (
 head AS MATERIALIZED (
     SELECT
         found.lane_id AS id, found.generation, lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
-        CASE
-            WHEN lane.models = '{}' THEN seen.models_available[1]
-            WHEN seen.models_available = '{}' THEN lane.models[1]
-            ELSE (
-                SELECT wanted.model FROM unnest(lane.models) WITH ORDINALITY AS wanted (model, preference)
-                WHERE wanted.model = ANY (seen.models_available) ORDER BY wanted.preference LIMIT 1
-            )
-        END AS model,
+        lineshaft.chosen_model_1(lane.models, seen.models_available, '{}') AS model,
         round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
         found.submission_no, seen.room AS most
     FROM seen
@@ -51,14 +46,12 @@ head AS MATERIALIZED (
     ) AS found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     WHERE seen.room > 0
-      AND (seen.types IS NULL OR lane.type = ANY (seen.types))
+      AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, seen.types, seen.capabilities, seen.models_available)
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
-      AND lane.required_capabilities <@ seen.capabilities
-      AND (lane.models = '{}' OR seen.models_available = '{}' OR lane.models && seen.models_available)
 ),
 -- Locked before the tasks: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
-    SELECT version, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
+    SELECT version, claim_ttl_sec, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
     FROM lineshaft.instance
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
@@ -82,10 +75,13 @@ locked AS MATERIALIZED (
     SELECT taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model
     FROM quota
     CROSS JOIN LATERAL (
-        SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume, max_cost_usd
+        SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume,
+            lineshaft.reservation_2(
+                lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), (SELECT default_max_cost_usd FROM seen)
+            ) AS cost
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = quota.generation AND lane_id = quota.id
-          AND (expires AND deadline <= (SELECT now FROM me)) IS NOT TRUE
+          AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM me))
         ORDER BY rank, submission_no
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
@@ -93,32 +89,18 @@ locked AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
-        epoch = live.epoch + 1,
-        agent_id = %(agent_id)s::text,
-        incarnation = %(incarnation)s::integer,
-        model = locked.chosen_model,
-        version = me.version,
-        reserved_usd = coalesce(live.max_cost_usd, 0),
-        claimed_at = me.now,
-        heartbeat_at = me.now,
-        started_at = CASE WHEN %(start)s::boolean THEN me.now END,
-        first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN me.now ELSE live.first_started_at END,
-        limit_at = CASE WHEN %(start)s::boolean THEN me.now + live.limit_sec * interval '1 second' END,
-        lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
-            WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, me.heartbeat_interval_sec), live.limit_sec)
-            ELSE (SELECT claim_ttl_sec FROM seen)
-        END
-    FROM locked, me
-    WHERE live.ctid = locked.place
-      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND max_cost_usd > 0))
-      -- The first claim of a DAG is logged, and one with a budget may have reached it.
+    SET
+        -- include: claimed_columns
+    FROM locked AS taken, me
+    WHERE live.ctid = taken.place
+      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND cost > 0))
+      -- A DAG with a budget may have reached it.
       AND true = ALL (ARRAY(
-        SELECT (SELECT dag.status = 'running' AND dag.budget_ceiling_usd IS NULL FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0)
+        SELECT (SELECT dag.budget_ceiling_usd IS NULL FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0)
         FROM (SELECT DISTINCT dag_id FROM locked WHERE dag_id IS NOT NULL) AS of
       ))
     RETURNING live.id, live.epoch, live.dag_id, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
-        live.heartbeat_sec, live.limit_sec, live.submission_no, locked.resume, locked.effective
+        live.heartbeat_sec, live.limit_sec, live.submission_no, taken.resume, taken.effective
 ),
 counted AS (
     UPDATE lineshaft.instance
@@ -132,12 +114,33 @@ logged AS (
     SELECT (SELECT now FROM me), CASE WHEN %(start)s::boolean THEN '{task.claimed,task.started}' ELSE '{task.claimed}' END::text[],
         moved.id, moved.dag_id, %(agent_id)s::text, moved.epoch
     FROM moved
+    RETURNING seq
+),
+-- DAGs whose first claim this is. Locked and checked again, so that of two claims only one logs it.
+dag_first AS MATERIALIZED (
+    SELECT id FROM lineshaft.dag
+    WHERE id = ANY (ARRAY(SELECT DISTINCT dag_id FROM moved WHERE dag_id IS NOT NULL)) AND status <> 'running'
+    ORDER BY id
+    FOR NO KEY UPDATE
+),
+dag_begun AS (
+    UPDATE lineshaft.dag SET status = 'running', ended_at = NULL FROM dag_first WHERE dag.id = dag_first.id AND dag.status <> 'running'
+    RETURNING dag.id
+),
+-- The cause first: the count enforces the order.
+dag_logged AS (
+    INSERT INTO lineshaft.event (at, kinds, dag_id, agent_id)
+    SELECT (SELECT now FROM me), '{dag.running}', dag_begun.id, %(agent_id)s::text
+    FROM dag_begun
+    WHERE (SELECT count(*) FROM logged) >= 0
 )
 SELECT
     moved.id, moved.epoch, moved.dag_id AS live_dag_id, NULL::text AS lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
+    -- include: is_outdated
+    AS outdated,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM seen) END AS claim_ttl_sec,

@@ -9,9 +9,9 @@ from typing import Any
 from lineshaft.types.json import raw
 from lineshaft.types.work import ClaimedTask
 
-#: The last fields are the same for all tasks of a claim.
+#: These fields are the same for all tasks of a claim; `outdated` comes after them.
 _COMMON = ("started", "claimed_at", "claim_ttl_sec")
-_COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in _COMMON)
+_COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in (*_COMMON, "outdated"))
 #: The columns that hold JSON follow each other.
 _JSON = _COLUMNS.index("spec")
 
@@ -27,18 +27,22 @@ def claimed_tasks(
     claim_ttl_sec: float,
 ) -> list[ClaimedTask]:
     """The rows have these columns, among them those of a task."""
-    before, json, after = _getters(columns)
+    before, json, after, outdated = _getters(columns)
     common = (started, claimed_at, claim_ttl_sec)
-    return [ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common)) for row in rows]
+    return [
+        ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common, outdated(row)))
+        for row in rows
+    ]
 
 
 @cache
-def _getters(columns: tuple[str, ...]) -> tuple[_Get, _Get, _Get]:
-    """For the columns before the spec, the spec with the inputs, and the columns after them."""
+def _getters(columns: tuple[str, ...]) -> tuple[_Get, _Get, _Get, _Get]:
+    """For the columns before the spec, the spec with the inputs, the columns after them, and `outdated`."""
     return (
         _getter(columns, _COLUMNS[:_JSON]),
         itemgetter(columns.index("spec"), columns.index("inputs")),
         _getter(columns, _COLUMNS[_JSON + 2 :]),
+        itemgetter(columns.index("outdated")),
     )
 
 

@@ -52,10 +52,12 @@ async def complete_and_claim(
     return looked._replace(outputs={item.claim.id: item.output}) if completed else None
 
 
-async def claimed_with(connection: Connection, completed: ClaimRef) -> ClaimedTask | None:
+async def claimed_with(
+    connection: Connection, now: dict[str, Any], completed: ClaimRef
+) -> ClaimedTask | None:
     """The claim that was made together with this completion, while it is held."""
     statement = _SQL["claimed_with"]
-    parameters = {"id": completed.id, "epoch": completed.epoch}
+    parameters = {**now, "id": completed.id, "epoch": completed.epoch}
     (rows,) = await pipelined(connection, (statement, parameters), named=False)
     if not rows:
         return None

@@ -1,10 +1,11 @@
--- Completes one task, claims one, or both at once: migrations/0002_single_tasks.sql.
+-- Completes one task, claims one, or both at once: migrations/0013_type_defaults.sql.
 
 -- name: complete_and_claim
 SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
-    parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, now, claim_ttl_sec, completed, verdict
-FROM lineshaft.complete_and_claim_1(
+    parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, outdated,
+    now, claim_ttl_sec, completed, verdict
+FROM lineshaft.complete_and_claim_2(
     %(id)s::text, %(epoch)s::integer, %(output)s::jsonb, %(artifacts)s::jsonb, %(report)s::jsonb, %(output_type)s::text, %(cost)s::numeric,
     %(tokens_in)s::bigint, %(tokens_out)s::bigint, %(next)s::boolean, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
@@ -15,8 +16,9 @@ FROM lineshaft.complete_and_claim_1(
 -- instance's own row and two index look-ups decide.
 SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
-    parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, now, claim_ttl_sec, completed, verdict
-FROM lineshaft.complete_and_claim_1(
+    parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, outdated,
+    now, claim_ttl_sec, completed, verdict
+FROM lineshaft.complete_and_claim_2(
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
 )
@@ -65,10 +67,12 @@ SELECT
     live.id, live.epoch, live.dag_id AS live_dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.limit_sec,
     coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS heartbeat_interval_sec,
     live.first_started_at < live.claimed_at AS resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id,
-    task.deadline, task.max_attempts, task.max_cost_usd, task.require_decision_report, live.claimed_at AS now, instance.claim_ttl_sec,
+    task.deadline, task.max_attempts, task.max_cost_usd, task.require_decision_report,
+    -- The call that made the claim has checked it.
+    false AS outdated, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
 FROM claimed
 JOIN lineshaft.task_live AS live ON live.id = claimed.id AND live.epoch = claimed.epoch
 JOIN lineshaft.task ON task.id = live.id
 JOIN lineshaft.instance ON instance.agent_id = live.agent_id AND instance.incarnation = live.incarnation
-WHERE live.status IN ('CLAIMED', 'RUNNING')
+WHERE live.status IN ('CLAIMED', 'RUNNING') AND live.lease_until > coalesce(%(now)s::timestamptz, now())

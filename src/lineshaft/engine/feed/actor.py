@@ -3,35 +3,26 @@
 What agents do in the course of their work, and what duties do, has no actor.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
+from lineshaft.engine.caller import caller, calling
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.storable import replace_unstorable
-
-#: The name of the person or token of the current call; None: unknown, or no person acts.
-acting: ContextVar[str | None] = ContextVar("acting", default=None)
-#: Characters of a reason.
-MAX_REASON = 2_000
+from lineshaft.types.request import MAX_REASON
 
 
-@contextmanager
-def acting_as(name: str | None) -> Iterator[None]:
+def acting_as(name: str | None) -> AbstractContextManager[None]:
     """Acts within the block have this actor; None: they have none."""
-    before = acting.set(name)
-    try:
-        yield
-    finally:
-        acting.reset(before)
+    return calling(actor=name)
 
 
 def actor_name() -> str | None:
     """Who acts, as it is stored; None: unknown, or no person acts."""
-    name = acting.get()
+    name = caller().actor
     return None if name is None else replace_unstorable(name)
 
 

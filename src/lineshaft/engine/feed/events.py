@@ -31,7 +31,7 @@ import base64
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -58,8 +58,37 @@ _LARGEST = 2**62
 _LONGEST_TRANSACTION = timedelta(minutes=1)
 #: The data of a virtual DAG's events.
 _SINGLE = Raw(b'{"single":true}')
+#: The data of `dag.completed` after a completed task was run again.
+_RERUN = Raw(b'{"rerun":true}')
+_SINGLE_RERUN = Raw(b'{"single":true,"rerun":true}')
 #: Characters of an invalid cursor in the error.
 _SHOWN = 60
+
+
+class EventRow(NamedTuple):
+    """A row of the reading statements, whose columns are these, in this order (a test compares them).
+
+    Rows are plain tuples, because named ones would make the feed a fifth slower.
+    """
+
+    until: str
+    horizon: str | None
+    next_xid: str
+    complete: bool
+    #: This and what follows describe an event. They are None in the only row of a window without events.
+    seq: int
+    kinds: list[str]
+    at: datetime
+    task_id: str | None
+    dag_id: str | None
+    agent_id: str | None
+    epoch: int | None
+    data: bytes | None
+    dag_kind: str | None
+    #: A DAG completed after one of its tasks had been run again.
+    rerun: bool
+    type: str | None
+    title: str | None
 
 
 class Snapshot(Struct, frozen=True):
@@ -207,7 +236,7 @@ class Events:
         """
         if limit < 1:
             raise InvalidInputError(errors=[("limit", f"must be at least 1, not {limit}")])
-        wanted = _Filter(task_id, dag_id, frozenset(kinds) if kinds else None)
+        filters = _Filter(task_id, dag_id, frozenset(kinds) if kinds else None)
         if after == NOW:
             async with self._database.connection() as connection:
                 now = await fetch_value(connection, _SQL["read_now"], {})
@@ -217,10 +246,10 @@ class Events:
         items: list[Event] = []
         fresh = cursor.until is None
         async with self._database.connection() as connection:
-            cursor = await self._read_window(connection, cursor, wanted, items, limit)
+            cursor = await self._read_window(connection, cursor, filters, items, limit)
             if cursor.until is None and not fresh and len(items) < limit:
                 fresh = True
-                cursor = await self._read_window(connection, cursor, wanted, items, limit)
+                cursor = await self._read_window(connection, cursor, filters, items, limit)
         return EventPage(items, cursor.encode(), caught_up=fresh and cursor.until is None)
 
     async def cursor_before_end(self, numbers: int) -> tuple[str, bool]:
@@ -246,28 +275,28 @@ class Events:
         return replace(_FROM_THE_BEGINNING, seq=low).encode()
 
     async def _read_window(
-        self, connection: Connection, cursor: Cursor, wanted: _Filter, items: list[Event], limit: int
+        self, connection: Connection, cursor: Cursor, filters: _Filter, items: list[Event], limit: int
     ) -> Cursor:
         """Add events of the window to the items; returns the place to continue from."""
         room = limit - len(items)
         if not cursor.wide:
-            cursor, complete, rows = await self._select(connection, "read_recent", cursor, wanted, room)
+            cursor, complete, rows = await self._select(connection, "read_recent", cursor, filters, room)
             if complete:
-                return _take(cursor, rows, wanted, items, limit, end=None)
+                return _take(cursor, rows, filters, items, limit, end=None)
             first = {"since": str(cursor.since), "until": str(cursor.until)}
             seq = await fetch_value(connection, _SQL["find_first"], first)
             cursor = replace(cursor, wide=True, seq=seq)
-        statement = "read_span" if wanted.task_id is None else "read_task"
-        cursor, complete, rows = await self._select(connection, statement, cursor, wanted, room)
+        statement = "read_span" if filters.task_id is None else "read_task"
+        cursor, complete, rows = await self._select(connection, statement, cursor, filters, room)
         end = None if complete else cursor.seq + self._span
-        return _take(cursor, rows, wanted, items, limit, end=end)
+        return _take(cursor, rows, filters, items, limit, end=end)
 
     async def _select(
-        self, connection: Connection, statement: str, cursor: Cursor, wanted: _Filter, room: int
-    ) -> tuple[Cursor, bool, Sequence[tuple[Any, ...]]]:
+        self, connection: Connection, statement: str, cursor: Cursor, filters: _Filter, room: int
+    ) -> tuple[Cursor, bool, Sequence[EventRow]]:
         """The cursor with an open window, whether the rows are all that it has, and rows."""
         since = None if cursor.beginning else str(cursor.since)
-        found = await connection.execute(
+        selected = await connection.execute(
             _SQL[statement],
             {
                 "since": since,
@@ -277,25 +306,24 @@ class Events:
                 "span": self._span,
                 # All kinds of the first row may be delivered already, or unwanted.
                 "limit": room + 1,
-                **wanted.parameters(),
+                **filters.parameters(),
             },
         )
-        # Tuples, because named ones would make the feed a fifth slower.
-        rows: list[tuple[Any, ...]] = await found.fetchall()
-        until, deleted, next_xid, complete, first_seq, *_ = rows[0]
+        rows: list[EventRow] = await selected.fetchall()
+        window: tuple[Any, ...] = rows[0]
+        until, deleted, next_xid, complete, first_seq, *_ = window
         horizon = None if deleted is None else int(deleted)
         if cursor.has_expired(horizon) or cursor.is_from_another_cluster(int(next_xid)):
             raise CursorExpiredError
         if cursor.until is None and Snapshot.parse(until) != cursor.since:
             await connection.execute(_SQL["settle"], {"since": since, "until": until})
-        # Without events, the only row describes the window.
         return cursor.opened(until, horizon), complete, rows if first_seq is not None else []
 
 
 def _take(
     cursor: Cursor,
-    rows: Sequence[tuple[Any, ...]],
-    wanted: _Filter,
+    rows: Sequence[EventRow],
+    filters: _Filter,
     items: list[Event],
     limit: int,
     *,
@@ -308,12 +336,14 @@ def _take(
     head = cursor.head()
     room = limit - len(items)
     seq, skip = cursor.seq, cursor.skip
-    for _, _, _, _, number, kinds, at, task_id, dag_id, agent_id, epoch, data, dag_kind, type_, title in rows:
+    for row in rows:
+        # Without the columns of the window.
+        number, kinds, at, task_id, dag_id, agent_id, epoch, data, dag_kind, rerun, type_, title = row[4:]
         passed = cursor.skip if number == cursor.seq else 0
         if dag_kind is not None:
             kinds.append(dag_kind)
         for place, kind in enumerate(kinds[passed:], passed + 1):
-            if wanted.kinds is not None and kind not in wanted.kinds:
+            if filters.kinds is not None and kind not in filters.kinds:
                 continue
             if len(items) == limit:
                 return replace(cursor, seq=seq, skip=skip)
@@ -321,9 +351,11 @@ def _take(
             sealed = _seal(head, seq, skip)
             if kind is dag_kind:
                 agent = agent_id if kind == "dag.running" else None
-                items.append(Event(sealed, kind, at, None, dag_id, agent, None, _SINGLE, None, title))
+                single = _SINGLE_RERUN if rerun and kind == "dag.completed" else _SINGLE
+                items.append(Event(sealed, kind, at, None, dag_id, agent, None, single, None, title))
             else:
-                event = Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, raw(data), type_, title)
+                shown = _RERUN if rerun and kind == "dag.completed" else raw(data)
+                event = Event(sealed, kind, at, task_id, dag_id, agent_id, epoch, shown, type_, title)
                 items.append(event)
     if len(rows) > room:
         return replace(cursor, seq=seq, skip=skip)

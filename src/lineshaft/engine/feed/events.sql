@@ -15,6 +15,10 @@ SELECT
     picked.seq, picked.kinds, picked.at, picked.task_id,
     coalesce(picked.dag_id, task.dag_id) AS dag_id, picked.agent_id, picked.epoch, picked.data,
     CASE WHEN picked.dag_id IS NULL AND %(task_id)s::text IS NULL THEN lineshaft.dag_kind(picked.kinds, picked.epoch) END AS dag_kind,
+    CASE
+        WHEN picked.kinds && '{dag.completed}' OR (picked.dag_id IS NULL AND picked.epoch > 1 AND picked.kinds && '{task.completed}')
+        THEN lineshaft.is_rerun_1(picked.task_id, picked.dag_id, picked.epoch, picked.seq) ELSE false
+    END AS rerun,
     task.type,
     CASE WHEN picked.task_id IS NOT NULL THEN task.title ELSE (SELECT dag.title FROM lineshaft.dag WHERE dag.id = picked.dag_id) END AS title
 FROM bounds

@@ -20,10 +20,10 @@ from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
 from lineshaft.errors import CursorExpiredError
 from lineshaft.model.notices import (
     DueNotice,
-    Message,
     Notice,
     NoticeEvent,
     NoticeKind,
+    Notification,
     events_of,
     message,
     notices,
@@ -57,7 +57,7 @@ class TakenMessage(Struct, frozen=True):
     no: int
     #: The number of this attempt to send it; also the fence against an earlier one that took too long.
     tries: int
-    message: Message
+    message: Notification
 
 
 class _SentCount(NamedTuple):

@@ -9,7 +9,7 @@ failures to reset or that wait for it as their probe; usually there are none.
 claims the task, and then updates the breaker, whose row decides. A second claim is rolled back.
 
 **No probe is lost.** Every end of a claim passes through here: success and failures that count decide, all
-others free the probe (transition/changes.py).
+others free the probe (transition/effects.py).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ _SQL = catalog.load(__name__)
 _LOSSES = msgspec.json.Decoder(tuple[tuple[str, datetime], ...])
 
 
-class FailedAttempt(Struct, frozen=True):
+class CountedFailure(Struct, frozen=True):
     """A failed attempt that counts against its type, and its model."""
 
     task_id: str
@@ -55,7 +55,7 @@ class FailedAttempt(Struct, frozen=True):
     lost: str | None = None
 
 
-class _Row(Struct, frozen=True):
+class _BreakerRow(Struct, frozen=True):
     now: datetime
     key: str
     state: str
@@ -90,7 +90,7 @@ class _Row(Struct, frozen=True):
         return replace(config, half_open_after_sec=(self.probe_at - self.opened_at).total_seconds())
 
 
-Decide = Callable[[_Row], list[BreakerChange]]
+Decide = Callable[[_BreakerRow], list[BreakerChange]]
 
 
 class Breakers:
@@ -110,18 +110,18 @@ class Breakers:
 
     # In the transaction that ends a claim, after everything else.
 
-    async def failed(self, connection: Connection, attempts: Sequence[FailedAttempt]) -> None:
+    async def failed(self, connection: Connection, attempts: Sequence[CountedFailure]) -> None:
         """Count failed attempts of the categories that count."""
         if not attempts:
             return
         policy = await self._policy(connection)
-        by_key: dict[str, list[FailedAttempt]] = {}
+        by_key: dict[str, list[CountedFailure]] = {}
         for attempt in attempts:
             for key in _keys(attempt, policy):
                 by_key.setdefault(key, []).append(attempt)
         await connection.execute(_SQL["make_breakers"], {"keys": list(by_key)})
 
-        def decide(row: _Row) -> list[BreakerChange]:
+        def decide(row: _BreakerRow) -> list[BreakerChange]:
             changes = []
             breaker = row.breaker
             for attempt in by_key[row.key]:
@@ -149,7 +149,7 @@ class Breakers:
         if not ids_by_key:
             return
 
-        def decide(row: _Row) -> list[BreakerChange]:
+        def decide(row: _BreakerRow) -> list[BreakerChange]:
             changes = []
             breaker = row.breaker
             for task_id in ids_by_key[row.key]:
@@ -164,7 +164,7 @@ class Breakers:
         denied = []
         policy = await self._policy(connection)
 
-        def decide(row: _Row) -> list[BreakerChange]:
+        def decide(row: _BreakerRow) -> list[BreakerChange]:
             config = row.config(policy)
             if model.admission(row.breaker, config, row.now) is not model.Admission.PROBE:
                 denied.append(row.key)
@@ -216,7 +216,7 @@ class Breakers:
         `policy`: needed where `decide` may open a breaker. `act`: who changes it by hand, and why.
         """
         parameters = {**self._database.now, "keys": sorted(keys)}
-        rows = await fetch_rows(connection, _Row, _SQL["lock_breakers"], parameters)
+        rows = await fetch_rows(connection, _BreakerRow, _SQL["lock_breakers"], parameters)
         written = []
         for row in rows:
             changes = decide(row)
@@ -228,7 +228,7 @@ class Breakers:
         await connection.execute(_SQL["write_breakers"], {**self._database.now, **arrays})
 
 
-def _keys(attempt: FailedAttempt, policy: BreakerPolicy) -> list[str]:
+def _keys(attempt: CountedFailure, policy: BreakerPolicy) -> list[str]:
     """Its type; also its model, if that has a breaker in the configuration."""
     keys = [attempt.type]
     if attempt.model is not None and MODEL + attempt.model in policy.overrides:
@@ -237,7 +237,7 @@ def _keys(attempt: FailedAttempt, policy: BreakerPolicy) -> list[str]:
 
 
 def _columns(
-    row: _Row, changes: Sequence[BreakerChange], policy: BreakerPolicy, act: Mapping[str, object]
+    row: _BreakerRow, changes: Sequence[BreakerChange], policy: BreakerPolicy, act: Mapping[str, object]
 ) -> tuple[object, ...]:
     breaker = changes[-1].breaker
     kinds = [str(change.event) for change in changes if change.event is not None]
@@ -263,7 +263,7 @@ def _columns(
     )
 
 
-def _probe_at(row: _Row, breaker: Breaker, policy: BreakerPolicy) -> datetime | None:
+def _probe_at(row: _BreakerRow, breaker: Breaker, policy: BreakerPolicy) -> datetime | None:
     if breaker.opened_at is None or breaker.forced:
         return None
     if breaker.opened_at == row.opened_at and row.probe_at is not None:

@@ -12,12 +12,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.guards.limits import InstallationLimits
+from lineshaft.engine.live import velocity
+from lineshaft.engine.live.parking import unpark_budget_waiters
+from lineshaft.engine.live.task_locks import TaskLocks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
 from lineshaft.engine.submit.dags import give_dag_a_row
-from lineshaft.engine.transition.changes import unpark_budget_waiters
-from lineshaft.engine.transition.task_locks import TaskLocks
 from lineshaft.errors import InvalidTransitionError, NotFoundError
 from lineshaft.model.budget import money
 from lineshaft.model.fields import check_fields
@@ -109,22 +110,16 @@ class Budgets:
         alerts = 0
         limits = await self._limits.read()
         if limits.velocity_usd is not None:
-            alerts += await self._watch_velocity(limits.velocity_usd, limits.velocity_window_sec)
+            alerts += await self._watch_velocity()
         if limits.daily_budget_usd is not None:
             alerts += await self._watch_day(limits.daily_budget_usd)
         return alerts
 
-    async def _watch_velocity(self, limit: Decimal, window: float) -> int:
+    async def _watch_velocity(self) -> int:
         async def work(connection: Connection) -> int:
-            now = self._database.now
-            spent: Decimal = await fetch_value(connection, _SQL["sample_spend"], {**now, "window": window})
-            if spent <= limit:
-                return 0
-            reason = (
-                f"{_usd(spent)} were spent within {window / 60:g} minutes, more than "
-                f"{_usd(limit)}: everything is paused until it is resumed"
-            )
-            return int(await fetch_value(connection, _SQL["stop_spending"], {**now, "reason": reason}))
+            stopped = await velocity.look(connection, self._database.now)
+            await velocity.forget_old_samples(connection, self._database.now)
+            return int(stopped)
 
         return await self._database.run(work)
 

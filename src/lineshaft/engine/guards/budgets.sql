@@ -43,12 +43,15 @@ SELECT id FROM lineshaft.task WHERE dag_id = %(dag_id)s::text ORDER BY dag_id, i
 -- that may exceed every agent's budget; tasks behind them are reported when they get there.
 WITH RECURSIVE clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 of_dags AS MATERIALIZED (
-    SELECT live.id, 'dag' AS purse, live.max_cost_usd AS cost
+    SELECT live.id, 'dag' AS purse, lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd) AS cost
     FROM lineshaft.task_live AS live
     JOIN lineshaft.dag ON dag.id = live.dag_id
+    CROSS JOIN lineshaft.limits
     WHERE live.parked = 'dag_budget' AND NOT live.budget_reported
-      AND (dag.spent_usd + coalesce(live.max_cost_usd, 0) > dag.budget_ceiling_usd
-        OR (live.max_cost_usd IS NULL AND dag.spent_usd >= dag.budget_ceiling_usd))
+      AND NOT lineshaft.affords_1(
+        dag.budget_ceiling_usd - dag.spent_usd, lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd),
+        limits.default_max_cost_usd
+      )
     LIMIT %(limit)s::integer
 ),
 generations AS MATERIALIZED (SELECT no FROM lineshaft.generation),
@@ -57,34 +60,37 @@ waiting AS (
 ),
 -- Lanes with capable agents, none of which has the money for all tasks.
 scarce AS MATERIALIZED (
-    SELECT waiting.lane_id, waiting.generation, fleet.money
+    SELECT waiting.lane_id, waiting.generation, fleet.money, limits.default_max_cost_usd
     FROM waiting
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
     CROSS JOIN LATERAL (
         SELECT max(coalesce(agent.budget_usd - agent.spent_usd, 'Infinity')) AS money
         FROM lineshaft.instance
         JOIN lineshaft.agent ON agent.id = instance.agent_id
-        WHERE lane.cost_from_usd > 0 AND instance.set_status IS NULL AND
+        -- Without budgets there is nothing to look for; and tasks of 0 USD are never too expensive.
+        WHERE (SELECT EXISTS (SELECT FROM lineshaft.agent WHERE agent.budget_usd IS NOT NULL))
+          AND lane.cost_from_usd IS DISTINCT FROM 0 AND instance.set_status IS NULL AND
             -- include: instance_liveness
             = 'active'
-          AND (instance.types IS NULL OR lane.type = ANY (instance.types))
-          AND lane.required_capabilities <@ instance.capabilities
-          AND (lane.models = '{}' OR instance.models_available = '{}' OR lane.models && instance.models_available)
+          AND lineshaft.suits_1(
+            lane.type, lane.required_capabilities, lane.models, instance.types, instance.capabilities, instance.models_available
+          )
     ) AS fleet
-    WHERE fleet.money < 2 * lane.cost_from_usd
+    CROSS JOIN lineshaft.limits
+    WHERE fleet.money < 2 * lane.cost_from_usd OR NOT lineshaft.affords_1(fleet.money, lane.cost_from_usd, limits.default_max_cost_usd)
 ),
 of_lanes AS MATERIALIZED (
-    SELECT first.id, 'agent' AS purse, first.max_cost_usd AS cost
+    SELECT first.id, 'agent' AS purse, first.limit_usd AS cost
     FROM scarce
     CROSS JOIN LATERAL (
-        SELECT id, budget_reported, max_cost_usd
+        SELECT id, budget_reported, lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd
         FROM lineshaft.task_live
         WHERE status = 'READY' AND parked IS NULL AND generation = scarce.generation AND lane_id = scarce.lane_id
         ORDER BY rank, submission_no
         LIMIT %(limit)s::integer
         OFFSET 0
     ) AS first
-    WHERE NOT first.budget_reported AND first.max_cost_usd > scarce.money
+    WHERE NOT first.budget_reported AND NOT lineshaft.affords_1(scarce.money, first.limit_usd, scarce.default_max_cost_usd)
     LIMIT %(limit)s::integer
 ),
 blocked AS MATERIALIZED (
@@ -101,38 +107,6 @@ logged AS (
     FROM blocked CROSS JOIN clock
 )
 SELECT count(*) AS blocked FROM blocked
-
--- name: sample_spend
--- The spend within the window, including what current attempts have reported.
-WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
-total AS MATERIALIZED (
-    -- Within a reservation, what an attempt has reported isn't booked before its end.
-    SELECT (SELECT coalesce(sum(spent_usd), 0) FROM lineshaft.spend) + (
-        SELECT coalesce(sum(least(attempt_cost_usd, reserved_usd)), 0) FROM lineshaft.task_live WHERE lease_until IS NOT NULL AND day_reserved
-    ) AS usd
-),
-expired AS (DELETE FROM lineshaft.spend_sample USING clock WHERE at < clock.now - make_interval(secs => %(window)s::double precision)),
-sampled AS (INSERT INTO lineshaft.spend_sample (at, total_usd) SELECT clock.now, total.usd FROM clock, total ON CONFLICT (at) DO NOTHING)
-SELECT total.usd - coalesce((
-    SELECT total_usd FROM lineshaft.spend_sample, clock
-    WHERE at >= clock.now - make_interval(secs => %(window)s::double precision)
-    ORDER BY at LIMIT 1
-), total.usd) AS spent
-FROM total
-
--- name: stop_spending
--- Pauses everything, with an alert; unless it is paused already.
-WITH paused AS (
-    INSERT INTO lineshaft.pause (type, since, reason, stops)
-    SELECT '*', coalesce(%(now)s::timestamptz, now()), %(reason)s::text, velocity_action = 'stop' FROM lineshaft.limits
-    ON CONFLICT (type) DO NOTHING
-    RETURNING since, reason
-),
-logged AS (
-    INSERT INTO lineshaft.event (at, kinds, data)
-    SELECT since, '{queue.paused,alert}', jsonb_build_object('type', '*', 'key', 'cost_velocity', 'message', reason) FROM paused
-)
-SELECT count(*) AS paused FROM paused
 
 -- name: day
 -- The spend of all agents since midnight UTC, and what is reserved now.
@@ -152,19 +126,20 @@ short AS MATERIALIZED (
     SELECT
     FROM waiting
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
+    CROSS JOIN lineshaft.limits
     WHERE CASE
-        WHEN lane.cost_from_usd IS NULL THEN %(left)s::numeric <= 0
-        WHEN lane.cost_from_usd > %(left)s::numeric THEN true
+        WHEN NOT lineshaft.affords_1(%(left)s::numeric, lane.cost_from_usd, limits.default_max_cost_usd) THEN true
+        -- Some of its tasks may cost more than others.
         WHEN 2 * lane.cost_from_usd > %(left)s::numeric THEN EXISTS (
             SELECT
             FROM (
-                SELECT max_cost_usd FROM lineshaft.task_live
+                SELECT lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd FROM lineshaft.task_live
                 WHERE status = 'READY' AND parked IS NULL AND generation = waiting.generation AND lane_id = waiting.lane_id
                 ORDER BY rank, submission_no
                 LIMIT 100
                 OFFSET 0
             ) AS first
-            WHERE first.max_cost_usd > %(left)s::numeric
+            WHERE NOT lineshaft.affords_1(%(left)s::numeric, first.limit_usd, limits.default_max_cost_usd)
         )
         ELSE false
     END

@@ -1,12 +1,18 @@
-"""Document locks released by an operator. Claims take locks and the ends of claims release them."""
+"""Document locks: how long they last, and their release by an operator.
+
+Claims take locks, heartbeats renew them, and the ends of claims release them.
+"""
 
 from lineshaft.engine.feed.actor import act_json
+from lineshaft.engine.live.parking import unpark_lock_waiters
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column
-from lineshaft.engine.transition.changes import unpark_lock_waiters
 from lineshaft.errors import NotFoundError
 from lineshaft.model.storable import is_storable
+
+#: A lock expires this long after the last heartbeat of its holder, or later where heartbeats are rare.
+LOCK_TTL_SEC = 600.0
 
 _SQL = catalog.load(__name__)
 

@@ -3,10 +3,11 @@
 from typing import Any
 
 from lineshaft.engine.feed.actor import act_json
+from lineshaft.engine.live import velocity
+from lineshaft.engine.live.waking import wake_all
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column
-from lineshaft.engine.transition.changes import wake_all
 from lineshaft.model.fields import check_fields
 
 _SQL = catalog.load(__name__)
@@ -30,6 +31,9 @@ class Pauses:
 
         async def work(connection: Connection) -> bool:
             resumed = await fetch_column(connection, _SQL["resume"], parameters)
+            if _ALL_TYPES in resumed:
+                # Money that was spent before doesn't trigger the velocity limit again.
+                await velocity.begin(connection, self._database.now)
             if resumed:
                 await wake_all(connection)
             return bool(resumed)

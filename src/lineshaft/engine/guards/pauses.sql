@@ -9,9 +9,7 @@ INSERT INTO lineshaft.event (at, kinds, data)
 SELECT since, '{queue.paused}', jsonb_build_object('type', type) || %(act)s::jsonb FROM paused
 
 -- name: resume
--- Money that was spent before the resume doesn't trigger the velocity limit again.
-WITH forgotten AS (DELETE FROM lineshaft.spend_sample WHERE %(type)s::text = '*'),
-resumed AS (DELETE FROM lineshaft.pause WHERE type = %(type)s::text RETURNING type, since),
+WITH resumed AS (DELETE FROM lineshaft.pause WHERE type = %(type)s::text RETURNING type, since),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, data)
     SELECT coalesce(%(now)s::timestamptz, now()), '{queue.resumed}',

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from lineshaft.engine.guards.breakers import DEFAULT_POLICY
 from lineshaft.engine.submit.lanes import MAX_LANES
 from lineshaft.model.breaker import BreakerPolicy, document_of, policy_from_document
 from lineshaft.model.ratelimit import LONGEST_WAIT_SEC
@@ -20,7 +19,8 @@ _log = logging.getLogger("lineshaft.guards")
 
 
 class Rules(Struct, frozen=True):
-    breakers: BreakerPolicy = DEFAULT_POLICY
+    #: The thresholds in the file of the settings; None: there is no file, or it can't be read.
+    breakers: BreakerPolicy | None = None
     #: Limits of the installation that the settings name (engine/guards/limits.py).
     limits: Mapping[str, Any] = field(default_factory=dict)
     #: The time limit of an attempt where neither the task nor its preset has one.
@@ -38,7 +38,7 @@ class Rules(Struct, frozen=True):
     @property
     def installation_limits(self) -> dict[str, Any]:
         """What becomes a limit of the installation, unless it has one (engine/guards/limits.py)."""
-        if self.breakers == DEFAULT_POLICY:
+        if self.breakers is None:
             return dict(self.limits)
         return {**self.limits, "breakers": msgspec.json.encode(document_of(self.breakers))}
 
@@ -49,11 +49,12 @@ class Rules(Struct, frozen=True):
             "velocity_usd": settings.cost_velocity_usd,
             "default_max_cost_usd": settings.default_max_cost_usd,
             "crash_cost_fraction": settings.crash_cost_fraction,
+            "judge_max_cost_usd": settings.judge_max_cost_usd,
             "velocity_action": settings.cost_velocity_action,
         }
         if settings.cost_velocity_usd is not None:
             limits["velocity_window_sec"] = settings.cost_velocity_minutes * 60
-        breakers = read_breakers(settings.circuit_breakers) if settings.circuit_breakers else DEFAULT_POLICY
+        breakers = read_breakers(settings.circuit_breakers) if settings.circuit_breakers else None
         given = {name: value for name, value in limits.items() if value is not None}
         return cls(
             breakers,
@@ -67,8 +68,11 @@ class Rules(Struct, frozen=True):
         )
 
 
-def read_breakers(path: Path) -> BreakerPolicy:
-    """The thresholds in a circuit-breakers file; for invalid ones the defaults, with one warning."""
+def read_breakers(path: Path) -> BreakerPolicy | None:
+    """The thresholds in a circuit-breakers file; for invalid ones the defaults, with one warning.
+
+    A file that can't be read says nothing: the thresholds of the installation stay as they are.
+    """
     policy, fault = _read_breakers(path)
     if fault is not None:
         _log.warning("%s", fault)
@@ -80,12 +84,12 @@ def breaker_faults(path: Path) -> str | None:
     return _read_breakers(path)[1]
 
 
-def _read_breakers(path: Path) -> tuple[BreakerPolicy, str | None]:
+def _read_breakers(path: Path) -> tuple[BreakerPolicy | None, str | None]:
     try:
         document = msgspec.yaml.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
-        fault = f"{path} can't be read, circuit breakers use the defaults: {_short(error)}"
-        return DEFAULT_POLICY, fault
+        fault = f"{path} can't be read, circuit breakers stay as they are: {_short(error)}"
+        return None, fault
     policy, faults = policy_from_document(document)
     return policy, f"{path}: {'; '.join(faults)}" if faults else None
 

@@ -9,10 +9,10 @@ from datetime import datetime
 from msgspec import Struct
 
 from lineshaft.engine.feed.actor import act_json
+from lineshaft.engine.live.waking import wake_all
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
-from lineshaft.engine.transition.changes import wake_all
 from lineshaft.errors import NotFoundError
 from lineshaft.model.retry import LONGEST_DELAY_SEC, fault_in, number_fault, raise_faults
 from lineshaft.model.storable import is_storable, replace_unstorable

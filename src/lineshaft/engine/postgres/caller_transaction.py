@@ -102,6 +102,11 @@ def unique_violation(error: Exception) -> UniqueViolation | None:
     return None
 
 
+def sqlstate(error: Exception) -> str | None:
+    """The code of a driver's error; None for any other error."""
+    return getattr(error, "sqlstate", None) if isinstance(error, psycopg.Error) or is_asyncpg(error) else None
+
+
 async def _adapt(given: Any) -> Connection:
     if isinstance(given, psycopg.AsyncConnection):
         return given

@@ -7,7 +7,6 @@ one round trip. A deadlock or a serialization failure rolls back all of it, so i
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -19,6 +18,7 @@ from psycopg.pq import Format
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from lineshaft.clock import Clock, DatabaseClock
+from lineshaft.engine.caller import caller
 from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.dsn import checked_dsn
 from lineshaft.engine.postgres.pool import TAKE_WITHIN_SEC, Pool, PooledConnection
@@ -44,7 +44,7 @@ _RETRIED = (
 #: No statement takes nearly as long. A connection that was cut off silently looks like a slow one; without a
 #: limit, its caller would wait until the operating system gives up, after 15 minutes or more.
 ANSWER_WITHIN_SEC = 60.0
-#: The limit of calls that should fail soon; see `fails_soon`.
+#: The limit of calls that should fail soon; see `Caller.fails_soon`.
 FAIL_WITHIN_SEC = 5.0
 #: The server cancels a read after this share of the limit, so that only silence breaks a connection.
 _SHARE_OF_SERVER = 0.9
@@ -94,13 +94,6 @@ class _Connection(AsyncConnection[Any], OwnConnection):
             with contextlib.suppress(Exception):
                 gen.close()
             raise
-
-
-#: Set while a call is answered that only reads. Many readers then don't delay those who write.
-only_reads: ContextVar[bool] = ContextVar("only_reads", default=False)
-#: Set while a call is answered that changes nothing, so that nothing is in doubt if it fails: its caller
-#: learns within seconds that the database doesn't answer. Other calls wait for `answer_within_sec`.
-fails_soon: ContextVar[bool] = ContextVar("fails_soon", default=False)
 
 
 class Database:
@@ -211,9 +204,10 @@ class Database:
         return {"now": self._clock.now()}
 
     def connection(self) -> PooledConnection:
-        reads = only_reads.get()
+        who = caller()
+        reads = who.only_reads
         pool = self._read_pool if reads else self._pool
-        if not (reads or fails_soon.get()):
+        if not (reads or who.fails_soon):
             return PooledConnection(pool, self._in_use, self.answer_within_sec)
         within_sec = min(self._fail_within_sec, self.answer_within_sec or self._fail_within_sec)
         return PooledConnection(pool, self._in_use, within_sec, take_within_sec=within_sec, check=reads)

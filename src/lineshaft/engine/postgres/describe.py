@@ -91,26 +91,26 @@ def _describe(connection: psycopg.Connection[tuple[object, ...]]) -> str:
 _SIGN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[()]| AND | OR |[^'"() ]+|\s""")
 
 
-class _Group:
+class _Parentheses:
     """What is inside a pair of parentheses: operands of one operator, or a single one."""
 
     def __init__(self) -> None:
         self.operator = ""
-        self.operands: list[list[str | _Group]] = [[]]
+        self.operands: list[list[str | _Parentheses]] = [[]]
 
     def __str__(self) -> str:
         return self.operator.join("".join(map(_in_parentheses, operand)) for operand in self.flat())
 
-    def flat(self) -> Iterator[list["str | _Group"]]:
+    def flat(self) -> Iterator[list["str | _Parentheses"]]:
         for operand in self.operands:
             match operand:
-                case [_Group(operator=self.operator) as same] if self.operator:
+                case [_Parentheses(operator=self.operator) as same] if self.operator:
                     yield from same.flat()
                 case _:
                     yield operand
 
 
-def _in_parentheses(piece: "str | _Group") -> str:
+def _in_parentheses(piece: "str | _Parentheses") -> str:
     return piece if isinstance(piece, str) else f"({piece})"
 
 
@@ -119,10 +119,10 @@ def flattened(text: str) -> str:
 
     PostgreSQL writes the operands of AND and OR in parentheses, so no group mixes the two.
     """
-    groups = [_Group()]
+    groups = [_Parentheses()]
     for sign in _SIGN.findall(text):
         if sign == "(":
-            groups.append(_Group())
+            groups.append(_Parentheses())
         elif sign == ")" and len(groups) > 1:
             inner = groups.pop()
             groups[-1].operands[-1].append(inner)

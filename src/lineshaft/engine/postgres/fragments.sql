@@ -4,6 +4,10 @@
 -- Wakes processes that wait for work of these lanes: aggregates the column `lane_id`. A notification is at most 8,000 bytes long.
 pg_notify(lineshaft.channel(), CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
 
+-- fragment: lock_day
+-- With a daily budget all that reserve of it take turns: two at once would both find its last dollar.
+SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.day', 0)) FROM lineshaft.limits WHERE daily_budget_usd IS NOT NULL
+
 -- fragment: free_slots
 -- The columns of `lineshaft.instance` that change when claims end: `share` has n, `clock` has now.
 held = instance.held - share.n,
@@ -12,9 +16,31 @@ busy_sec = instance.busy_sec + CASE
 END,
 busy_since = CASE WHEN instance.held > share.n THEN instance.busy_since END
 
--- fragment: settle_agent
--- The columns of `lineshaft.agent` that change when claims end: `share` has reserved and actual (money).
-reserved_usd = agent.reserved_usd - share.reserved, spent_usd = agent.spent_usd + share.actual
+-- fragment: settle_agents
+-- Settles what claims that end have reserved and cost, with their agents: `gone` has agent_id, reserved_usd, agent_reserved, attempt_cost_usd
+-- (what the claim has reported before) and actual (its cost). Without money the agent's row isn't written: its instances don't wait for
+-- each other.
+UPDATE lineshaft.agent
+SET reserved_usd = agent.reserved_usd - share.reserved, spent_usd = agent.spent_usd + share.actual
+FROM (
+    SELECT agent_id, sum(lineshaft.reserved_1(reserved_usd, agent_reserved)) AS reserved,
+        sum(actual - lineshaft.booked_1(attempt_cost_usd, reserved_usd, agent_reserved)) AS actual
+    FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
+) AS share
+WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0)
+
+-- fragment: dag_money
+-- The same, with DAGs: columns of a query of `gone` grouped by dag_id.
+sum(reserved_usd) AS reserved, sum(actual - lineshaft.booked_1(attempt_cost_usd, reserved_usd, true)) AS actual
+
+-- fragment: day_money
+-- The same, with the day.
+SELECT coalesce(sum(lineshaft.reserved_1(reserved_usd, day_reserved)), 0) AS reserved,
+    coalesce(sum(actual - lineshaft.booked_1(attempt_cost_usd, reserved_usd, day_reserved)), 0) AS actual
+FROM gone
+
+-- fragment: free_day
+UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0
 
 -- fragment: spend_today
 -- Books what is spent now: `share` has actual (money), `clock` has now.
@@ -79,6 +105,36 @@ SELECT
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock
 
+-- fragment: claimed_columns
+-- The columns of `live` that a claim sets. `taken` has chosen_model and cost, `me` is the instance, with now.
+--
+-- They are empty in a READY row; statements that put a row back empty them again.
+status = CASE WHEN %(start)s::boolean THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
+epoch = live.epoch + 1,
+agent_id = %(agent_id)s::text,
+incarnation = %(incarnation)s::integer,
+budget_reported = false,
+model = taken.chosen_model,
+version = me.version,
+reserved_usd = taken.cost,
+claimed_at = me.now,
+heartbeat_at = me.now,
+started_at = CASE WHEN %(start)s::boolean THEN me.now END,
+first_started_at = CASE WHEN %(start)s::boolean AND live.first_started_at IS NULL THEN me.now ELSE live.first_started_at END,
+limit_at = CASE WHEN %(start)s::boolean THEN me.now + live.limit_sec * interval '1 second' END,
+-- From the end of the wait: a claim may have waited for its agent's row longer than a short lease lasts.
+lease_until = coalesce(%(now)s::timestamptz, clock_timestamp()) + interval '1 second' * CASE
+    WHEN %(start)s::boolean THEN least(3 * coalesce(live.heartbeat_sec, me.heartbeat_interval_sec), live.limit_sec)
+    ELSE me.claim_ttl_sec
+END
+
+-- fragment: is_outdated
+-- Whether the defaults of its type have changed since a task got its limits (guards/type_limits.py).
+EXISTS (
+    SELECT FROM lineshaft.task_type AS kind
+    WHERE kind.type = task.type AND kind.revision IS DISTINCT FROM task.type_revision AND task.open_limits IS DISTINCT FROM 0
+)
+
 -- fragment: few_lanes
 -- The lanes of the types that a claim is for, or all lanes, if there are few: it looks into each of them, which costs less than to find those
 -- with work. NULL: there are many. `search` has the types of the instance.
@@ -114,7 +170,7 @@ CROSS JOIN LATERAL (
     SELECT lane_id, rank, submission_no
     FROM lineshaft.task_live
     WHERE status = 'READY' AND parked IS NULL AND generation = generations.no
-      AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+      AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
     ORDER BY lane_id, rank, submission_no
     LIMIT 1
     OFFSET 0
@@ -126,7 +182,7 @@ CROSS JOIN LATERAL (
     SELECT lane_id, rank, submission_no
     FROM lineshaft.task_live
     WHERE status = 'READY' AND parked IS NULL AND generation = waiting.generation AND lane_id > waiting.lane_id
-      AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+      AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
     ORDER BY lane_id, rank, submission_no
     LIMIT 1
     OFFSET 0
@@ -141,7 +197,7 @@ CROSS JOIN LATERAL (
     SELECT rank, submission_no
     FROM lineshaft.task_live
     WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
-      AND (expires AND deadline <= (SELECT now FROM clock)) IS NOT TRUE
+      AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
     ORDER BY rank, submission_no
     LIMIT 1
     OFFSET 0
@@ -156,6 +212,7 @@ CROSS JOIN LATERAL (
     SELECT rank, submission_no
     FROM lineshaft.task_live
     WHERE status = 'READY' AND parked IS NULL AND generation = best_head.generation AND lane_id = best_head.id
+      AND NOT lineshaft.is_expired_1(expires, deadline, (SELECT now FROM clock))
       AND (best_head.heads < (SELECT room FROM me) OR rank <= (best_head.worst + 1) / 1e6 + best_head.aged)
     ORDER BY rank, submission_no
     LIMIT best_head.most
@@ -183,7 +240,7 @@ LIMIT (SELECT room FROM me)
 CASE
     WHEN EXISTS (SELECT FROM lineshaft.pause WHERE pause.stops) THEN 'velocity'
     WHEN live.attempt_cost_usd > 0 AND (
-        SELECT task.max_cost_usd < live.attempt_cost_usd FROM lineshaft.task WHERE task.id = live.id
+        SELECT NOT lineshaft.within_limit_1(live.attempt_cost_usd, task.max_cost_usd) FROM lineshaft.task WHERE task.id = live.id
     ) THEN 'max_cost'
     -- Also one that was over it when it was claimed, because of a late report.
     WHEN (live.attempt_cost_usd > 0 OR live.cost_usd > 0) AND (
@@ -191,7 +248,7 @@ CASE
     ) THEN 'max_total_cost'
     WHEN (
         SELECT agent.spent_usd + agent.reserved_usd > agent.budget_usd AND (
-            live.attempt_cost_usd > CASE WHEN live.agent_reserved THEN live.reserved_usd ELSE 0 END
+            lineshaft.booked_1(live.attempt_cost_usd, live.reserved_usd, live.agent_reserved) > 0
             OR (agent.budget_cut AND agent.budget_usd - agent.spent_usd < (
                 SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
                 WHERE held.lease_until > '-infinity' AND held.agent_id = agent.id AND held.agent_reserved
@@ -201,7 +258,7 @@ CASE
     ) THEN 'agent_budget'
     WHEN live.dag_id IS NOT NULL AND (
         SELECT dag.spent_usd + dag.reserved_usd > dag.budget_ceiling_usd AND (
-            live.attempt_cost_usd > live.reserved_usd
+            lineshaft.booked_1(live.attempt_cost_usd, live.reserved_usd, true) > 0
             OR (dag.budget_cut AND dag.budget_ceiling_usd - dag.spent_usd < (
                 SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
                 WHERE held.lease_until > '-infinity' AND held.dag_id = dag.id
@@ -211,7 +268,7 @@ CASE
     ) THEN 'dag_budget'
     WHEN (
         SELECT coalesce(spend.spent_usd, 0) + limits.reserved_usd > limits.daily_budget_usd AND (
-            live.attempt_cost_usd > CASE WHEN live.day_reserved THEN live.reserved_usd ELSE 0 END
+            lineshaft.booked_1(live.attempt_cost_usd, live.reserved_usd, live.day_reserved) > 0
             OR (limits.daily_budget_cut = today.day AND limits.daily_budget_usd - coalesce(spend.spent_usd, 0) < (
                 SELECT coalesce(sum(least(held.attempt_cost_usd, held.reserved_usd)), 0) FROM lineshaft.task_live AS held
                 WHERE held.lease_until > '-infinity' AND held.day_reserved

@@ -10,11 +10,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lineshaft.embedded import find_binaries
-from lineshaft.engine.postgres import migrate
+from lineshaft.engine.postgres import catalog, migrate
 from lineshaft.engine.postgres.session import connect_options
 from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.settings import Settings
 
+_SQL = catalog.load(__name__)
 _SEARCH_PATH = "-csearch_path=lineshaft,public"
 #: For looking: a forgotten WHERE changes nothing.
 _READ_ONLY = "-cdefault_transaction_read_only=on"
@@ -56,12 +57,12 @@ def psql_invocation(program: Path, dsn: str, statement: str | None) -> Invocatio
     return Invocation(arguments, {} if password is None else {"PGPASSWORD": str(password)})
 
 
-class Answer(NamedTuple):
+class QueryResult(NamedTuple):
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
-class Reader:
+class ReadOnlyConnection:
     """Runs statements, one at a time."""
 
     def __init__(self, dsn: str) -> None:
@@ -72,18 +73,28 @@ class Reader:
         except psycopg.OperationalError as error:
             raise UnavailableError(f"Can't reach the database: {_message(error)}.") from error
 
-    def run(self, statement: str) -> Answer:
+    def run(self, statement: str) -> QueryResult:
         """Raises DatabaseError with PostgreSQL's message."""
         try:
             cursor = self._connection.execute(statement.encode())
             if cursor.description is None:
-                return Answer([], [])
-            return Answer([column.name for column in cursor.description], cursor.fetchall())
+                return QueryResult([], [])
+            return QueryResult([column.name for column in cursor.description], cursor.fetchall())
         except psycopg.Error as error:
             raise DatabaseError(f"PostgreSQL rejects the statement: {_message(error)}.") from error
 
     def close(self) -> None:
         self._connection.close()
+
+
+def disputed_tasks(dsn: str) -> int:
+    """How many tasks have a cost that a person has to decide on."""
+    connection = ReadOnlyConnection(dsn)
+    try:
+        ((count,),) = connection.run(_SQL["disputed_tasks"]).rows
+    finally:
+        connection.close()
+    return int(count)
 
 
 def _message(error: psycopg.Error) -> str:

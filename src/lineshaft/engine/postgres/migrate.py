@@ -7,6 +7,10 @@ step that PostgreSQL can't run in a transaction (a concurrent index) goes in a f
 them run again, so they must be idempotent.
 
 A file that was applied is never changed: its checksum is recorded and compared.
+
+Older processes go on working with a newer schema, so that versions can be replaced one process at a time. A
+migration that they can't work with has `-- lineshaft: breaks older versions` among its first lines; this is
+recorded with it, and processes that don't know the migration refuse the database.
 """
 
 import hashlib
@@ -17,7 +21,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from importlib.resources import files
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, LiteralString
 
 import psycopg
@@ -26,15 +30,19 @@ from psycopg.rows import class_row, scalar_row
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.session import answered_soon, connect_options, limit_idle_transactions
-from lineshaft.errors import MigrationError, UnavailableError
+from lineshaft.errors import MigrationError, SettingsError, UnavailableError
 
 OLDEST_POSTGRES = 14
+LONGEST_VACUUM_PAUSE_SEC = 15
 #: The remedy for a missing privilege.
 OWNER_NEEDED = "Connect as the role that owns the schema lineshaft, or as a member of that role."
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
-_NO_TRANSACTION = "-- lineshaft: no transaction"
+_DIRECTIVE = "-- lineshaft: "
+_NO_TRANSACTION, _BREAKS_OLDER = "no transaction", "breaks older versions"
 _STEP = re.compile(r"^-- step\b.*$", re.MULTILINE)
 
+#: How often two connections of a pooler are compared.
+_POOLER_TRIES = 20
 _SQL = catalog.load(__name__)
 Connection = psycopg.Connection[Any]
 
@@ -49,8 +57,18 @@ class Migration(Struct, frozen=True):
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
+    def directives(self) -> set[str]:
+        """What its first lines say about it."""
+        first = takewhile(lambda line: line.startswith(_DIRECTIVE), self.text.splitlines())
+        return {line.removeprefix(_DIRECTIVE).strip() for line in first}
+
+    @property
     def transactional(self) -> bool:
-        return not self.text.startswith(_NO_TRANSACTION)
+        return _NO_TRANSACTION not in self.directives
+
+    @property
+    def breaks_older(self) -> bool:
+        return _BREAKS_OLDER in self.directives
 
     @property
     def steps(self) -> list[LiteralString]:
@@ -71,23 +89,33 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Status(Struct, frozen=True):
+class MigrationStatus(Struct, frozen=True):
     version: int
     name: str
     state: State
     applied_at: datetime | None
+    #: Versions that don't know it can't use the database.
+    breaks_older: bool = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this version works with a database where it is in this state."""
+        return self.state is State.APPLIED or (self.state is State.UNKNOWN and not self.breaks_older)
 
 
 class _ServerFacts(Struct, frozen=True):
     version: int
     encoding: str
+    #: Of the process that answered.
+    pid: int
 
 
-class _Recorded(Struct, frozen=True):
+class _RecordedMigration(Struct, frozen=True):
     version: int
     name: str
     checksum: str
     applied_at: datetime | None
+    breaks_older: bool
 
 
 def bundled() -> list[Migration]:
@@ -104,25 +132,45 @@ def bundled() -> list[Migration]:
     return found
 
 
-def status(dsn: str, migrations: Sequence[Migration] | None = None) -> list[Status]:
+def status(dsn: str, migrations: Sequence[Migration] | None = None) -> list[MigrationStatus]:
     """Every migration that this version or the database has; changes nothing."""
     with _connect(dsn) as connection, answered_soon(connection):
         return _compare(connection, bundled() if migrations is None else migrations)
 
 
-def check_server(dsn: str) -> str:
-    """Reject a server that Lineshaft can't use; returns its description and changes nothing."""
+def check_server(dsn: str, *, sessions: bool = False) -> str:
+    """Reject a server that Lineshaft can't use; returns its description and changes nothing.
+
+    With `sessions`, as below, also one behind a pooler in transaction mode: the process relies on sessions.
+    """
     with _connect(dsn) as connection, answered_soon(connection):
-        _check_server(connection)
+        _check_server(connection, dsn if sessions else None)
         info = connection.info
         version = info.server_version // 10_000
         return f"PostgreSQL {version}, database {info.dbname} as {info.user} at {info.host}"
 
 
-def check_ready(dsn: str) -> None:
-    """Reject a database whose schema is not the one of this version; changes nothing."""
+def advice(dsn: str) -> list[str]:
+    """What would make the server faster; changes nothing."""
     with _connect(dsn) as connection, answered_soon(connection):
-        _check_server(connection)
+        pause_sec = _value(connection, "vacuum_pause")
+    if pause_sec <= LONGEST_VACUUM_PAUSE_SEC:
+        return []
+    text = (
+        f"Autovacuum looks for work every {pause_sec} s, so under load lineshaft.task_live can grow to "
+        "hundreds of MB. A superuser of PostgreSQL can change that: ALTER SYSTEM SET autovacuum_naptime = "
+        "'5s'; SELECT pg_reload_conf();"
+    )
+    return [text]
+
+
+def check_ready(dsn: str, *, sessions: bool = False) -> None:
+    """Reject a database that lacks a migration of this version, or has one that this version can't work with.
+
+    Changes nothing.
+    """
+    with _connect(dsn) as connection, answered_soon(connection):
+        _check_server(connection, dsn if sessions else None)
         known = bundled()
         pending = _next_pending(_compare(connection, known), known)
     if pending is not None:
@@ -137,12 +185,13 @@ def up(
     *,
     on_start: Callable[[Migration], None] = lambda _: None,
     wait_sec: float = 300,
+    sessions: bool = False,
 ) -> list[Migration]:
     """Apply and return the pending migrations. Safe to call from any number of processes at once."""
     known = bundled() if migrations is None else migrations
     applied: list[Migration] = []
     with _connect(dsn) as connection:
-        _check_server(connection)
+        _check_server(connection, dsn if sessions else None)
         while (migration := _next_pending(_compare(connection, known), known)) is not None:
             if _apply(dsn, connection, migration, known, on_start=on_start, wait_sec=wait_sec):
                 applied.append(migration)
@@ -202,7 +251,8 @@ def _opened(dsn: str) -> Iterator[Connection]:
         ) from error
 
 
-def _check_server(connection: Connection) -> None:
+def _check_server(connection: Connection, sessions_at: str | None = None) -> None:
+    """`sessions_at`: the DSN, if the connection has to have a session of its own."""
     with connection.cursor(row_factory=class_row(_ServerFacts)) as cursor:
         (facts,) = cursor.execute(_SQL["server_facts"])
     if facts.version < OLDEST_POSTGRES * 10_000:
@@ -215,12 +265,35 @@ def _check_server(connection: Connection) -> None:
             f"Lineshaft needs a database with encoding UTF8; this one has {facts.encoding}. "
             "Create one with: CREATE DATABASE lineshaft ENCODING 'UTF8' TEMPLATE template0"
         )
+    # A pooler answers in place of the process that does the work, so their numbers differ.
+    if sessions_at is not None and facts.pid != connection.info.backend_pid and _shares(sessions_at):
+        raise SettingsError(
+            "The database URL leads to a pooler in transaction mode, such as PgBouncer, which gives each "
+            "transaction another session; prepared statements and notifications don't work there. Set "
+            "LINESHAFT_POOLER=transaction, or connect to PostgreSQL directly, or use a pool in session mode."
+        )
 
 
-def _compare(connection: Connection, migrations: Sequence[Migration]) -> list[Status]:
-    recorded: dict[int, _Recorded] = {}
+def _shares(dsn: str) -> bool:
+    """Whether a pooler lets two open connections use one session.
+
+    A pool in transaction mode gives the session that was used last to the client that asks next. If it is
+    busy, that may be another client.
+    """
+    with _opened(dsn) as one, _opened(dsn) as other:
+        return any(_pid(one) == _pid(other) for _ in range(_POOLER_TRIES))
+
+
+def _pid(connection: Connection) -> int:
+    with connection.cursor(row_factory=class_row(_ServerFacts)) as cursor:
+        (facts,) = cursor.execute(_SQL["server_facts"])
+    return facts.pid
+
+
+def _compare(connection: Connection, migrations: Sequence[Migration]) -> list[MigrationStatus]:
+    recorded: dict[int, _RecordedMigration] = {}
     if _value(connection, "has_table"):
-        with connection.cursor(row_factory=class_row(_Recorded)) as cursor:
+        with connection.cursor(row_factory=class_row(_RecordedMigration)) as cursor:
             cursor.execute(_SQL["list_recorded"])
             recorded = {row.version: row for row in cursor}
     statuses = []
@@ -232,18 +305,24 @@ def _compare(connection: Connection, migrations: Sequence[Migration]) -> list[St
             state = State.INTERRUPTED
         else:
             state = State.APPLIED if row.checksum == migration.checksum else State.CHANGED
-        statuses.append(Status(migration.version, migration.name, state, row.applied_at if row else None))
-    unknown = [Status(row.version, row.name, State.UNKNOWN, row.applied_at) for row in recorded.values()]
+        statuses.append(
+            MigrationStatus(migration.version, migration.name, state, row.applied_at if row else None)
+        )
+    unknown = [
+        MigrationStatus(row.version, row.name, State.UNKNOWN, row.applied_at, row.breaks_older)
+        for row in recorded.values()
+    ]
     return statuses + unknown
 
 
-def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -> Migration | None:
+def _next_pending(statuses: Sequence[MigrationStatus], migrations: Sequence[Migration]) -> Migration | None:
     """The migration to apply next; rejects a database that this version must not change."""
-    unknown = [s for s in statuses if s.state is State.UNKNOWN]
-    if unknown:
+    breaking = [s for s in statuses if s.state is State.UNKNOWN and not s.is_usable]
+    if breaking:
         raise MigrationError(
-            f"The database is newer than this Lineshaft: it has migration {unknown[-1].version:04d} "
-            f"{unknown[-1].name}, this version knows up to {len(migrations):04d}. Upgrade Lineshaft."
+            f"The database is newer than this Lineshaft: it has migration {breaking[-1].version:04d} "
+            f"{breaking[-1].name}, which versions that know only up to {len(migrations):04d} can't work "
+            "with. Upgrade Lineshaft."
         )
     changed = [s for s in statuses if s.state is State.CHANGED]
     if changed:
@@ -251,7 +330,7 @@ def _next_pending(statuses: Sequence[Status], migrations: Sequence[Migration]) -
             f"Migration {changed[0].version:04d} {changed[0].name} was applied to this database with "
             "different content than this version has. Install the version that was used, or restore the file."
         )
-    todo = {s.version for s in statuses if s.state is not State.APPLIED}
+    todo = {s.version for s in statuses if not s.is_usable}
     return next((m for m in migrations if m.version in todo), None)
 
 
@@ -284,7 +363,12 @@ def _apply(
 
 def _run(dsn: str, connection: Connection, migration: Migration) -> None:
     """Called under the lock, inside the transaction that holds it."""
-    record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
+    record = {
+        "version": migration.version,
+        "name": migration.name,
+        "checksum": migration.checksum,
+        "breaks_older": migration.breaks_older,
+    }
     try:
         if migration.transactional:
             connection.execute(_SQL["limit_lock_wait"])

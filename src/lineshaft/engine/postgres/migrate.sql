@@ -17,22 +17,25 @@ CREATE TABLE IF NOT EXISTS lineshaft.migration (
     name text NOT NULL,
     checksum text NOT NULL,
     started_at timestamptz NOT NULL DEFAULT now(),
-    applied_at timestamptz
+    applied_at timestamptz,
+    breaks_older boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE lineshaft.migration IS 'Migrations of the schema.';
 COMMENT ON COLUMN lineshaft.migration.version IS 'Its number.';
 COMMENT ON COLUMN lineshaft.migration.name IS 'Its name.';
 COMMENT ON COLUMN lineshaft.migration.checksum IS 'SHA-256 of its file.';
 COMMENT ON COLUMN lineshaft.migration.started_at IS 'When it was started.';
-COMMENT ON COLUMN lineshaft.migration.applied_at IS 'When it was applied; NULL: not completely.'
+COMMENT ON COLUMN lineshaft.migration.applied_at IS 'When it was applied; NULL: not completely.';
+COMMENT ON COLUMN lineshaft.migration.breaks_older IS 'Versions that don''t know this migration can''t use the database.'
 
 -- name: list_recorded
-SELECT version, name, checksum, applied_at FROM lineshaft.migration ORDER BY version
+SELECT version, name, checksum, applied_at, breaks_older FROM lineshaft.migration ORDER BY version
 
 -- name: record_started
-INSERT INTO lineshaft.migration (version, name, checksum)
-VALUES (%(version)s::integer, %(name)s::text, %(checksum)s::text)
-ON CONFLICT (version) DO UPDATE SET name = excluded.name, checksum = excluded.checksum, started_at = now()
+INSERT INTO lineshaft.migration (version, name, checksum, breaks_older)
+VALUES (%(version)s::integer, %(name)s::text, %(checksum)s::text, %(breaks_older)s::boolean)
+ON CONFLICT (version) DO UPDATE
+SET name = excluded.name, checksum = excluded.checksum, breaks_older = excluded.breaks_older, started_at = now()
 WHERE migration.applied_at IS NULL
 
 -- name: record_applied
@@ -61,7 +64,11 @@ tally AS (UPDATE lineshaft.tally_place SET since = pg_current_snapshot())
 DELETE FROM lineshaft.destination
 
 -- name: server_facts
-SELECT current_setting('server_version_num')::integer AS version, current_setting('server_encoding') AS encoding
+SELECT current_setting('server_version_num')::integer AS version, current_setting('server_encoding') AS encoding, pg_backend_pid() AS pid
+
+-- name: vacuum_pause
+-- In the unit of the setting: seconds.
+SELECT setting::integer FROM pg_catalog.pg_settings WHERE name = 'autovacuum_naptime'
 
 -- name: limit_lock_wait
 -- A migration that waits for a busy table blocks every statement behind it: better to fail with a message.

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, LiteralString, TypeVar
 
-from psycopg.rows import dict_row, scalar_row
+from psycopg import AsyncCursor
+from psycopg.rows import dict_row, namedtuple_row, scalar_row
 
 from lineshaft.engine.postgres.database import Connection
 
@@ -43,3 +44,10 @@ async def fetch_row(
         await cursor.execute(statement, parameters)
         row = await cursor.fetchone()
         return None if row is None else kind(**row)
+
+
+async def send(
+    connection: Connection, statement: LiteralString, parameters: Mapping[str, Any]
+) -> AsyncCursor[Any]:
+    """Send a statement of a pipeline. Its rows, which are fetched later, are named tuples of its columns."""
+    return await connection.cursor(row_factory=namedtuple_row).execute(statement, parameters)

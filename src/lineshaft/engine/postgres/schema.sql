@@ -88,6 +88,7 @@ CREATE TABLE lineshaft.attempt (
     gate text COLLATE "C",
     gate_error text,
     verdicts jsonb,
+    gate_blocked_by text COLLATE "C",
     CONSTRAINT attempt_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT attempt_outcome_check CHECK ((outcome = ANY (ARRAY['validating'::text, 'completed'::text, 'failed'::text, 'rate_limited'::text, 'released'::text, 'waiting'::text, 'cancelled'::text]))),
     CONSTRAINT failure_has_a_cause CHECK (((outcome <> 'failed'::text) OR ((category IS NOT NULL) AND (error IS NOT NULL)))),
@@ -145,6 +146,19 @@ CREATE TABLE lineshaft.content (
     CONSTRAINT content_pkey PRIMARY KEY (sha256)
 );
 
+-- Corrections of costs by hand, beside what claims have reported.
+CREATE TABLE lineshaft.cost_correction (
+    no bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamp with time zone NOT NULL,
+    epoch integer NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    amount_usd numeric(20,6) NOT NULL,
+    actor text,
+    reason text NOT NULL,
+    CONSTRAINT cost_correction_pkey PRIMARY KEY (no)
+);
+
 -- Attempts that ended on each day (UTC), with their cost, by type, agent and model.
 CREATE TABLE lineshaft.cost_day (
     day date NOT NULL,
@@ -162,6 +176,19 @@ CREATE TABLE lineshaft.cost_day (
     model text COLLATE "C" NOT NULL,
     CONSTRAINT cost_day_pkey PRIMARY KEY (day, type, agent_id, model)
 ) WITH (fillfactor=70);
+
+-- Claims that reported more than their ceiling: what is above it counts only if a person accepts it.
+CREATE TABLE lineshaft.cost_dispute (
+    at timestamp with time zone NOT NULL,
+    epoch integer NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C" NOT NULL,
+    reported_usd numeric(20,6) NOT NULL,
+    ceiling_usd numeric(20,6) NOT NULL,
+    decided_usd numeric(20,6) NOT NULL DEFAULT 0,
+    CONSTRAINT possible_dispute CHECK (((reported_usd > ceiling_usd) AND (decided_usd >= (0)::numeric) AND (decided_usd <= (reported_usd - ceiling_usd)))),
+    CONSTRAINT cost_dispute_pkey PRIMARY KEY (task_id, epoch)
+);
 
 -- DAGs of more than one task, or with a budget.
 CREATE TABLE lineshaft.dag (
@@ -182,6 +209,7 @@ CREATE TABLE lineshaft.dag (
     spent_usd numeric(20,6) NOT NULL DEFAULT 0,
     budget_cut boolean NOT NULL DEFAULT false,
     spawned integer NOT NULL DEFAULT 0,
+    rerun_after bigint,
     CONSTRAINT counters_fit CHECK (((((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
@@ -269,6 +297,15 @@ CREATE TABLE lineshaft.file_seen (
     CONSTRAINT file_seen_pkey PRIMARY KEY (source_id, watcher, path)
 );
 
+-- Watchers of file sources.
+CREATE TABLE lineshaft.file_watcher (
+    looked_at timestamp with time zone NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    folders text[] NOT NULL,
+    faults jsonb NOT NULL,
+    CONSTRAINT file_watcher_pkey PRIMARY KEY (name)
+);
+
 -- History of sources: what became of each tick, delivery or event.
 CREATE TABLE lineshaft.firing (
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -280,6 +317,20 @@ CREATE TABLE lineshaft.firing (
     error text,
     CONSTRAINT firing_pkey PRIMARY KEY (source_id, id)
 );
+
+-- Runs of gates that cost money, with what is reserved for them.
+CREATE TABLE lineshaft.gate_run (
+    until timestamp with time zone NOT NULL,
+    epoch integer NOT NULL,
+    run integer NOT NULL,
+    gate_no smallint NOT NULL,
+    agent_reserved boolean NOT NULL,
+    day_reserved boolean NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    reserved_usd numeric(20,6) NOT NULL,
+    CONSTRAINT gate_run_pkey PRIMARY KEY (task_id, epoch)
+) WITH (fillfactor=50);
 
 -- Parts of the READY index that claims read.
 CREATE TABLE lineshaft.generation (
@@ -343,6 +394,8 @@ CREATE TABLE lineshaft.limits (
     daily_budget_cut date,
     applied jsonb NOT NULL DEFAULT '{}'::jsonb,
     only_row boolean NOT NULL DEFAULT true,
+    by_hand jsonb NOT NULL DEFAULT '{}'::jsonb,
+    judge_max_cost_usd numeric(20,6) NOT NULL DEFAULT 0.05,
     CONSTRAINT limits_only_row_check CHECK (only_row),
     CONSTRAINT limits_velocity_action_check CHECK ((velocity_action = ANY (ARRAY['stop'::text, 'pause'::text]))),
     CONSTRAINT possible_limits CHECK ((reserved_usd >= (0)::numeric)),
@@ -415,6 +468,17 @@ CREATE TABLE lineshaft.review (
     CONSTRAINT review_pkey PRIMARY KEY (task_id, no)
 );
 
+-- Servers that run, with the limits in their settings.
+CREATE TABLE lineshaft.server (
+    started_at timestamp with time zone NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    version text COLLATE "C" NOT NULL,
+    limits jsonb NOT NULL,
+    CONSTRAINT server_pkey PRIMARY KEY (id)
+) WITH (fillfactor=50);
+
 -- Sessions of the dashboard. A session ends with its token.
 CREATE TABLE lineshaft.session (
     created_at timestamp with time zone NOT NULL DEFAULT now(),
@@ -422,6 +486,7 @@ CREATE TABLE lineshaft.session (
     hash bytea NOT NULL,
     token_id text COLLATE "C",
     name text NOT NULL,
+    account bigint,
     CONSTRAINT session_pkey PRIMARY KEY (hash)
 );
 
@@ -450,6 +515,7 @@ CREATE TABLE lineshaft.source (
     definition jsonb NOT NULL,
     applied jsonb,
     updated_by text,
+    token_id text COLLATE "C",
     CONSTRAINT tick_has_time CHECK (((next_tick IS NULL) = (next_at IS NULL))),
     CONSTRAINT source_pkey PRIMARY KEY (id),
     CONSTRAINT source_name UNIQUE (name)
@@ -495,6 +561,7 @@ CREATE TABLE lineshaft.spend (
 CREATE TABLE lineshaft.spend_sample (
     at timestamp with time zone NOT NULL,
     total_usd numeric(20,6) NOT NULL,
+    day_usd numeric(20,6),
     CONSTRAINT spend_sample_pkey PRIMARY KEY (at)
 );
 
@@ -561,6 +628,8 @@ CREATE TABLE lineshaft.task (
     created_by text,
     created_by_token text,
     surface jsonb,
+    open_limits smallint,
+    type_revision integer,
     CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
@@ -657,6 +726,7 @@ CREATE TABLE lineshaft.task_live (
     attempt_tokens_output bigint NOT NULL DEFAULT 0,
     last_category text,
     progress jsonb,
+    max_total_cost_usd numeric(20,6),
     CONSTRAINT held_or_free CHECK (
 CASE
     WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND
@@ -668,7 +738,17 @@ CASE
     ELSE ((agent_id IS NOT NULL) AND (status = ANY ('{CLAIMED,RUNNING,VALIDATING}'::lineshaft.task_status[])))
 END),
     CONSTRAINT task_live_pkey PRIMARY KEY (id)
-) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.0, autovacuum_vacuum_threshold=5000);
+) WITH (autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.0, autovacuum_vacuum_threshold=5000, fillfactor=50);
+
+-- The limits that tasks of a type get where they leave them out.
+CREATE TABLE lineshaft.task_type (
+    changed_at timestamp with time zone NOT NULL,
+    revision integer NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    limits jsonb NOT NULL DEFAULT '{}'::jsonb,
+    set_by_hand jsonb NOT NULL DEFAULT '{}'::jsonb,
+    CONSTRAINT task_type_pkey PRIMARY KEY (type)
+);
 
 -- Bearer tokens of the HTTP API, hashed.
 CREATE TABLE lineshaft.token (
@@ -687,6 +767,24 @@ CREATE TABLE lineshaft.token (
     CONSTRAINT token_hash UNIQUE (hash)
 );
 
+-- What agents declare about the types they serve when they register.
+CREATE TABLE lineshaft.type_declaration (
+    declared_at timestamp with time zone NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C" NOT NULL,
+    version text COLLATE "C" NOT NULL,
+    defaults jsonb NOT NULL,
+    CONSTRAINT type_declaration_pkey PRIMARY KEY (type, agent_id, version)
+);
+
+-- Agents with a budget that claimed tasks which reserve nothing of it.
+CREATE TABLE lineshaft.uncapped_claim (
+    first_at timestamp with time zone NOT NULL,
+    agent_id text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    CONSTRAINT uncapped_claim_pkey PRIMARY KEY (agent_id, type)
+);
+
 CREATE INDEX artifact_by_use ON lineshaft.artifact USING btree (used_at, id);
 CREATE INDEX artifact_of_content ON lineshaft.artifact USING btree (sha256);
 CREATE UNIQUE INDEX artifact_of_task ON lineshaft.artifact USING btree (task_id, sha256, md5(name)) WHERE (task_id IS NOT NULL);
@@ -696,6 +794,8 @@ CREATE INDEX attempt_gated ON lineshaft.attempt USING btree (gate, gate_due_at) 
 CREATE INDEX attempt_to_approve ON lineshaft.attempt USING btree (gate_since, task_id) WHERE ((outcome = 'validating'::text) AND (gate = 'human'::text));
 CREATE INDEX breaker_troubled ON lineshaft.breaker USING btree (key) WHERE ((state <> 'closed'::lineshaft.breaker_state) OR (failures > 0));
 CREATE INDEX content_unfinished ON lineshaft.content USING btree (deleted_at, used_at) WHERE (NOT stored);
+CREATE INDEX cost_correction_of_task ON lineshaft.cost_correction USING btree (task_id);
+CREATE INDEX cost_dispute_open ON lineshaft.cost_dispute USING btree (at) WHERE ((reported_usd - ceiling_usd) > decided_usd);
 CREATE INDEX dag_by_age ON lineshaft.dag USING btree (created_at);
 CREATE INDEX dead_letter_by_age ON lineshaft.dead_letter USING btree (dead_lettered_at);
 CREATE INDEX dead_letter_to_review ON lineshaft.dead_letter USING btree (dead_lettered_at) WHERE (NOT reviewed);
@@ -704,6 +804,7 @@ CREATE INDEX event_by_seq ON lineshaft.event USING brin (seq) WITH (autosummariz
 CREATE INDEX event_feed ON lineshaft.event USING btree (xid);
 CREATE INDEX event_of_task ON lineshaft.event USING btree (task_id) WHERE (task_id IS NOT NULL);
 CREATE INDEX firing_by_age ON lineshaft.firing USING btree (at);
+CREATE INDEX gate_run_lost ON lineshaft.gate_run USING btree (until);
 CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(cost_from_usd, ('-1'::integer)::numeric));
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
@@ -716,6 +817,7 @@ CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (curs
 CREATE INDEX source_of_files ON lineshaft.source USING btree (name) WHERE ((kind = 'files'::text) AND (NOT paused));
 CREATE INDEX source_of_observers ON lineshaft.source USING btree (name) WHERE ((kind = 'observer'::text) AND (NOT paused));
 CREATE INDEX source_of_origin ON lineshaft.source USING btree (origin, name);
+CREATE INDEX source_of_token ON lineshaft.source USING btree (token_id, name) WHERE (token_id IS NOT NULL);
 CREATE INDEX source_key_expiry ON lineshaft.source_key USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE INDEX source_work_by_age ON lineshaft.source_work USING btree (created_at);
 CREATE INDEX source_work_of_dag ON lineshaft.source_work USING btree (dag_id);
@@ -735,6 +837,8 @@ CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((s
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
+CREATE UNIQUE INDEX task_type_revision ON lineshaft.task_type USING btree (revision);
+CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree (agent_id);
 
 -- Agents. The status is as last reported: last_heartbeat shows whether one is alive.
 -- CREATE VIEW lineshaft.agents
@@ -773,13 +877,32 @@ CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, 
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
+FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
+FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
+FUNCTION lineshaft.booked_1(numeric,numeric,boolean)
 FUNCTION lineshaft.channel()
+FUNCTION lineshaft.chosen_model_1(text[],text[],text[])
 FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.complete_and_claim_2(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.corrected_1(text)
+FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
+FUNCTION lineshaft.first_model_1(text[],text[],text[])
+FUNCTION lineshaft.is_barred_1(text,text[])
+FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
+FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.raise_paths_1(text[],smallint[],timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.refuse_stale_types_1()
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.reservation_1(numeric,numeric)
+FUNCTION lineshaft.reservation_2(numeric,numeric)
+FUNCTION lineshaft.reserved_1(numeric,boolean)
+FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
+FUNCTION lineshaft.within_limit_1(numeric,numeric)
 POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)

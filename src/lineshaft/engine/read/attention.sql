@@ -50,7 +50,10 @@ SELECT
     ARRAY(SELECT type FROM lineshaft.pause ORDER BY type LIMIT %(most)s::integer) AS paused,
     limits.daily_budget_usd, limits.reserved_usd, coalesce(spend.spent_usd, 0)::numeric(20, 6) AS spent_today_usd,
     fleet.active::integer AS agents_active, fleet.draining::integer AS agents_draining, fleet.offline::integer AS agents_offline,
-    (SELECT count(*) FROM (SELECT FROM short_of_money LIMIT %(most)s::integer) AS few)::integer AS dags_over_budget
+    (SELECT count(*) FROM (SELECT FROM short_of_money LIMIT %(most)s::integer) AS few)::integer AS dags_over_budget,
+    (SELECT count(*) FROM (
+        SELECT DISTINCT task_id FROM lineshaft.cost_dispute WHERE reported_usd - ceiling_usd > decided_usd LIMIT %(most)s::integer
+    ) AS few)::integer AS disputed_tasks
 FROM clock
 CROSS JOIN lineshaft.limits
 CROSS JOIN fleet

@@ -11,7 +11,16 @@ from decimal import Decimal
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.model.forecast import forecast
-from lineshaft.types.costs import CostFigures, CostLine, Costs, DagCosts, DayCosts, HourCosts, TodayCosts
+from lineshaft.types.costs import (
+    CostFigures,
+    CostLine,
+    Costs,
+    DagCosts,
+    DayCosts,
+    DisputedCost,
+    HourCosts,
+    TodayCosts,
+)
 
 #: Lines of a list.
 _LINES = 100
@@ -45,12 +54,14 @@ async def read_costs(
         scanned=_DAGS_COMPARED + 1,
         most=_DAGS,
     )
+    disputed = await reader.send(_SQL["disputed"], most=_LINES)
     found: dict[str, list[Row]] = {"type": [], "model": [], "agent": [], "total": []}
     for row in await lines.fetchall():
         found[row.pop("list")].append(row)
     booked = {row["day"]: row["spent_usd"] for row in await spent.fetchall()}
     (rate,) = await last_hour.fetchall()
     by_dag = await dags.fetchall()
+    in_dispute = await disputed.fetchall()
     return Costs(
         as_of=now,
         since=since,
@@ -62,6 +73,10 @@ async def read_costs(
         by_agent=[CostLine(**row) for row in found["agent"]],
         by_dag=[_dag(row) for row in by_dag if row["spent_usd"]],
         by_dag_exact=not by_dag or by_dag[0]["seen"] <= _DAGS_COMPARED,
+        disputed_usd=in_dispute[0]["all_disputed_usd"] if in_dispute else Decimal(0),
+        disputed=[
+            DisputedCost(**{name: row[name] for name in DisputedCost.__struct_fields__}) for row in in_dispute
+        ],
     )
 
 

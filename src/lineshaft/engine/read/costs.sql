@@ -83,3 +83,18 @@ FROM (
 ) AS recent
 ORDER BY recent.spent_usd DESC, recent.created_at DESC
 LIMIT %(most)s::integer
+
+-- name: disputed
+-- By cost_dispute_open.
+SELECT sum(sum(dispute.reported_usd - dispute.ceiling_usd - dispute.decided_usd)) OVER ()::numeric(20, 6) AS all_disputed_usd,
+    task.id, task.title, task.type, (array_agg(dispute.agent_id ORDER BY dispute.epoch DESC))[1] AS agent_id,
+    coalesce(live.cost_usd + live.attempt_cost_usd, ended.cost_usd)::numeric(20, 6) AS cost_usd,
+    sum(dispute.reported_usd - dispute.ceiling_usd - dispute.decided_usd)::numeric(20, 6) AS disputed_usd, min(dispute.at) AS since
+FROM lineshaft.cost_dispute AS dispute
+JOIN lineshaft.task ON task.id = dispute.task_id
+LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
+WHERE dispute.reported_usd - dispute.ceiling_usd > dispute.decided_usd
+GROUP BY task.id, live.id, ended.id
+ORDER BY disputed_usd DESC, since
+LIMIT %(most)s::integer

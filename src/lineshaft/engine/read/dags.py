@@ -48,7 +48,7 @@ def _build_dag(
         roots=graph.roots(tasks),
         leaves=graph.leaves(tasks),
         critical_path=graph.critical_path(tasks, finished=finished),
-        counts={status: counts[status] for status in Status if status in counts},
+        counts={status: counts[status] for status in Status.in_order(counts)},
         virtual=row is None,
     )
 

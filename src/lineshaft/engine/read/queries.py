@@ -5,12 +5,13 @@ costs and throughput count the latest events first, as a scrape of metrics does.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
 from typing import TypeVar
 
 from msgspec import Raw
 
 from lineshaft.engine.postgres.database import Database
-from lineshaft.engine.read.agent_history import RecentClaim, read_recent_claims
+from lineshaft.engine.read.agent_history import RecentClaim, read_recent_claims, read_spending_rates
 from lineshaft.engine.read.attention import read_attention
 from lineshaft.engine.read.costs import read_costs
 from lineshaft.engine.read.dags import read_dags
@@ -202,6 +203,10 @@ class Queries:
         if not is_storable(agent_id):
             return []
         return await in_snapshot(self._database, lambda reader: read_recent_claims(reader, agent_id, limit))
+
+    async def spending_rates(self, agent_ids: Sequence[str]) -> dict[str, Decimal]:
+        """What agents spend an hour, by the last minutes; those that spend too little are missing."""
+        return await in_snapshot(self._database, lambda reader: read_spending_rates(reader, agent_ids))
 
     # Guards.
 

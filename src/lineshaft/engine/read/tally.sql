@@ -46,7 +46,7 @@ news AS MATERIALIZED (
 completed AS MATERIALIZED (
     SELECT
         news.at, task.type, coalesce(ended.agent_id, '') AS agent, coalesce(ended.model, '') AS model, ended.claimed_at IS NOT NULL AS is_attempt,
-        ended.attempts > 0 AS is_retry, greatest(ended.cost_usd - coalesce(earlier.cost_usd, 0), 0) AS cost,
+        ended.attempts > 0 AS is_retry, greatest(ended.cost_usd - lineshaft.corrected_1(ended.id) - coalesce(earlier.cost_usd, 0), 0) AS cost,
         greatest(ended.tokens_input - coalesce(earlier.tokens_input, 0), 0) AS tokens_in,
         greatest(ended.tokens_output - coalesce(earlier.tokens_output, 0), 0) AS tokens_out
     FROM news
@@ -57,6 +57,15 @@ completed AS MATERIALIZED (
         FROM lineshaft.attempt WHERE attempt.task_id = ended.id AND attempt.epoch <> ended.epoch
     ) AS earlier
     WHERE 'task.completed' = ANY (news.kinds)
+    UNION ALL
+    -- It has been rerun since.
+    SELECT news.at, task.type, coalesce(attempt.agent_id, ''), coalesce(attempt.model, ''), true, attempt.number > 1, attempt.cost_usd,
+        attempt.tokens_input, attempt.tokens_output
+    FROM news
+    JOIN lineshaft.attempt ON attempt.task_id = news.task_id AND attempt.epoch = news.epoch AND attempt.outcome = 'completed'
+    JOIN lineshaft.task ON task.id = news.task_id
+    WHERE 'task.completed' = ANY (news.kinds)
+      AND NOT EXISTS (SELECT FROM lineshaft.task_end AS ended WHERE ended.id = news.task_id AND ended.epoch = news.epoch)
 ),
 -- By its outcome and time: a task that is cancelled while it waits has the epoch of an attempt that ended before.
 ended_attempt AS MATERIALIZED (

@@ -61,8 +61,13 @@ async def read_tasks(reader: Reader, ids: Sequence[str]) -> list[Task]:
     found, edges, failures = [await cursor.fetchall() for cursor in sent]
     blocked = {row["id"] for row in found if _is_blocked(row)}
     upstream = await read_upstream(reader, sorted(blocked)) if blocked else []
-    dead = {name: above for name, above in dead_letters_above(upstream).items() if name in blocked}
-    return _build_tasks(ids, found, edges, failures, dead)
+    reasons = {
+        name: _blocked_reason(above, status)
+        for status in (Status.CANCELLED, Status.DEAD_LETTERED)
+        for name, above in ended_above(upstream, status).items()
+        if name in blocked
+    }
+    return _build_tasks(ids, found, edges, failures, reasons)
 
 
 async def read_upstream(reader: Reader, ids: Sequence[str]) -> list[Row]:
@@ -107,12 +112,12 @@ def _build_tasks(
     found: Iterable[Row],
     edges: Iterable[Row],
     failures: Iterable[Row],
-    dead_upstream: Mapping[str, Sequence[str]],
+    blocked_reasons: Mapping[str, str],
 ) -> list[Task]:
     rows = {row["id"]: row for row in found}
     edges_of, failures_of = grouped(edges, "task_id"), grouped(failures, "task_id")
     return [
-        _build_task(rows[name], edges_of[name], failures_of[name], dead_upstream.get(name, ()))
+        _build_task(rows[name], edges_of[name], failures_of[name], blocked_reasons.get(name))
         for name in ids
         if name in rows
     ]
@@ -125,7 +130,7 @@ def grouped(rows: Iterable[Row], name: str) -> defaultdict[str, list[Row]]:
     return groups
 
 
-def _build_task(row: Row, edges: list[Row], failures: list[Row], dead_upstream: Sequence[str]) -> Task:
+def _build_task(row: Row, edges: list[Row], failures: list[Row], blocked_reason: str | None) -> Task:
     status = Status(row["status"])
     effective = None if status.ended else _effective_priority(row)
     reason, category = _failure(status, row, failures)
@@ -138,7 +143,7 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], dead_upstream: 
         tier=None if effective is None else tier(effective),
         depends_on=[edge["depends_on"] for edge in edges],
         blocked_by=[] if status.ended else [e["depends_on"] for e in edges if not e["satisfied"]],
-        blocked_reason=_blocked_reason(dead_upstream),
+        blocked_reason=blocked_reason,
         retry=policy(msgspec.json.decode(row["retry"]) if row["retry"] else None, row["preset"]).effective,
         claim=_claim(row),
         progress_json=raw(row["progress"]),
@@ -222,6 +227,7 @@ def _failed_attempt(row: Row) -> FailedAttempt:
         revival=row["revival"],
         version=row["version"],
         traceback=row["traceback"],
+        tokens_used=TokensUsed(row["tokens_input"], row["tokens_output"]),
     )
 
 
@@ -230,23 +236,21 @@ def _attempt(row: Row) -> Attempt:
     return Attempt(output_json=raw(row.pop("output")), tokens_used=used, **row)
 
 
-def _blocked_reason(dead: Sequence[str]) -> str | None:
-    if not dead:
-        return None
-    more = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
-    return f"Upstream {dead[0]}{more} is DEAD_LETTERED"
+def _blocked_reason(upstream: Sequence[str], status: Status) -> str:
+    more = f" (and {len(upstream) - 1} more)" if len(upstream) > 1 else ""
+    return f"Upstream {upstream[0]}{more} is {status}"
 
 
-def dead_letters_above(edges: Iterable[Row]) -> dict[str, list[str]]:
-    """The dead letters that block each task, directly or not; `edges` are rows of `read_upstream`."""
+def ended_above(edges: Iterable[Row], status: Status) -> dict[str, list[str]]:
+    """The tasks with this status that block each task, directly or not; `edges` are of `read_upstream`."""
     dependents: dict[str, list[str]] = {}
-    dead: dict[str, None] = {}
+    ended: dict[str, None] = {}
     for edge in edges:
         dependents.setdefault(edge["depends_on"], []).append(edge["task_id"])
-        if edge["status"] == Status.DEAD_LETTERED:
-            dead[edge["depends_on"]] = None
+        if edge["status"] == status:
+            ended[edge["depends_on"]] = None
     found: dict[str, list[str]] = {}
-    for name in list(dead)[:_NAMED]:
+    for name in list(ended)[:_NAMED]:
         seen = {name}
         to_visit = [name]
         while to_visit:

@@ -29,7 +29,8 @@ SELECT
     coalesce(live.claimed_at, ended.claimed_at) AS claimed_at,
     live.heartbeat_at,
     live.lease_until,
-    coalesce(live.heartbeat_sec, task.heartbeat_interval_sec, instance.heartbeat_interval_sec, 30) AS heartbeat_in_force,
+    -- Not live.heartbeat_sec, which has less precision.
+    coalesce(task.heartbeat_interval_sec, instance.heartbeat_interval_sec, 30) AS heartbeat_in_force,
     coalesce(live.ready_at, ended.ready_at) AS ready_at,
     -- Of the current attempt, else of the last one. A batch has no attempts: it started with the first of its descendants.
     CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, ended.started_at, (
@@ -53,6 +54,9 @@ SELECT
     ended.reason,
     ended.category,
     (coalesce(live.cost_usd + live.attempt_cost_usd, ended.cost_usd))::numeric(20, 6) AS cost_usd,
+    (
+        SELECT coalesce(sum(reported_usd - ceiling_usd - decided_usd), 0) FROM lineshaft.cost_dispute WHERE cost_dispute.task_id = task.id
+    )::numeric(20, 6) AS disputed_usd,
     coalesce(live.reserved_usd, 0) AS reserved_usd,
     coalesce(live.tokens_input + live.attempt_tokens_input, ended.tokens_input) AS tokens_input,
     coalesce(live.tokens_output + live.attempt_tokens_output, ended.tokens_output) AS tokens_output,
@@ -79,7 +83,8 @@ SELECT task_id, depends_on, satisfied FROM lineshaft.edge WHERE task_id = ANY (%
 
 -- name: read_failures
 -- Failed attempts, and rate limits: those don't count as failures but explain why a task is RETRYING.
-SELECT task_id, number, revival, outcome, agent_id, instance, version, category, error, traceback, claimed_at, started_at, ended_at, cost_usd
+SELECT task_id, number, revival, outcome, agent_id, instance, version, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
+    tokens_input, tokens_output
 FROM lineshaft.attempt
 WHERE task_id = ANY (%(ids)s::text[]) AND outcome IN ('failed', 'rate_limited')
 ORDER BY task_id, epoch
@@ -100,7 +105,7 @@ LIMIT %(most)s::integer
 
 -- name: attempts
 -- The table has attempts that ended without success or are in validation; the current and the successful attempt are in the task's own
--- row. Cost and tokens of the successful one are the task's totals minus those of earlier attempts.
+-- row. Cost and tokens of the successful one are the task's totals minus those of earlier attempts, and without corrections.
 WITH recorded AS MATERIALIZED (SELECT * FROM lineshaft.attempt WHERE task_id = %(id)s::text),
 own AS MATERIALIZED (
     SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id,
@@ -112,7 +117,7 @@ own AS MATERIALIZED (
     UNION ALL
     SELECT ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id,
         (SELECT name FROM lineshaft.instance WHERE agent_id = ended.agent_id AND incarnation = ended.incarnation), ended.model, ended.version, 'completed',
-        ended.claimed_at, ended.started_at, ended.ended_at, ended.cost_usd - earlier.cost_usd,
+        ended.claimed_at, ended.started_at, ended.ended_at, ended.cost_usd - lineshaft.corrected_1(ended.id) - earlier.cost_usd,
         ended.tokens_input - earlier.tokens_input, ended.tokens_output - earlier.tokens_output,
         jsonb_build_object('data', ended.output, 'artifacts', ended.artifacts, 'decision_report', ended.decision_report)
     FROM lineshaft.task_end AS ended

@@ -101,7 +101,8 @@ async def read_waiting(reader: Reader, bounds: Bounds) -> Waiting:
             reason = sums.setdefault(None if first is None else first.code, _Sum())
             reason.add([lane["type"]], Status.READY, group, detail)
     for row in await gated.fetchall():
-        code = ReasonCode.WAITING_APPROVAL if row["by_person"] else ReasonCode.WAITING_GATE
+        code = ReasonCode.GATE_BUDGET if row["lacks_money"] else ReasonCode.WAITING_GATE
+        code = ReasonCode.WAITING_APPROVAL if row["by_person"] else code
         group = _Group(0, "gate", row["n"], row["n"] <= bounds.most, row["oldest"], None, None)
         sums.setdefault(code, _Sum()).add(row["types"] or [], Status.VALIDATING, group)
     largest = sorted(sums.items(), key=lambda item: (-item[1].count, item[0] or ""))

@@ -88,15 +88,16 @@ GROUP BY lane_id, state
 
 -- name: gates
 -- Outputs that wait for a gate that runs elsewhere, by attempt_gated; the types of some of them.
-SELECT few.gate = 'human' AS by_person, count(*)::integer AS n, min(few.gate_since) AS oldest,
-    (array_agg(DISTINCT task.type))[:%(types)s::integer] AS types
+SELECT few.gate = 'human' AS by_person, few.gate_blocked_by IS NOT NULL AS lacks_money, count(*)::integer AS n, min(few.gate_since) AS oldest,
+    -- Outputs beyond the first hundred are counted, but their types aren't read.
+    coalesce((array_agg(DISTINCT task.type) FILTER (WHERE task.type IS NOT NULL))[:%(types)s::integer], '{}') AS types
 FROM (
-    SELECT attempt.task_id, attempt.gate, attempt.gate_since, row_number() OVER () AS no
+    SELECT attempt.task_id, attempt.gate, attempt.gate_since, attempt.gate_blocked_by, row_number() OVER () AS no
     FROM lineshaft.attempt WHERE attempt.outcome = 'validating' AND attempt.gate IS NOT NULL
     LIMIT %(most)s::integer
 ) AS few
 LEFT JOIN lineshaft.task ON task.id = few.task_id AND few.no <= 100
-GROUP BY 1
+GROUP BY 1, 2
 
 -- name: below_dead_letters
 -- PENDING tasks below the newest dead letters, directly or not. The recursion produces rows on demand, so LIMIT bounds it.
@@ -117,7 +118,8 @@ GROUP BY live.lane_id
 -- As a READY task of each lane is for why.py.
 SELECT
     clock.now, lane.id::text AS id, 'READY' AS status, lane.type, lane.required_capabilities, lane.models, NULL AS parked,
-    coalesce(lane.cost_from_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd, lane.cost_from_usd IS NULL AS open_ended,
+    lineshaft.reservation_2(lane.cost_from_usd, limits.default_max_cost_usd)::numeric(20, 6) AS cost_usd,
+    lineshaft.needed_1(lane.cost_from_usd, limits.default_max_cost_usd) AS needed_usd, lane.cost_from_usd IS NULL AS open_ended,
     false AS expired, NULL::timestamptz AS deadline, NULL AS lock_key, false AS lock_refused, NULL::numeric AS budget_ceiling_usd,
     -- include: barriers_of_type
 FROM lineshaft.lane

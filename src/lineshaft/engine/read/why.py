@@ -15,8 +15,7 @@ from msgspec import Struct
 from lineshaft.checks.registry import HUMAN
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
-from lineshaft.engine.read.tasks import dead_letters_above, read_upstream
-from lineshaft.engine.transition.cancel import DEADLINE_MISSED
+from lineshaft.engine.read.tasks import ended_above, read_upstream
 from lineshaft.errors import (
     AlreadyClaimedError,
     BudgetExceededError,
@@ -26,7 +25,7 @@ from lineshaft.errors import (
     NotClaimableError,
 )
 from lineshaft.model.instance_names import short_names
-from lineshaft.model.states import Status
+from lineshaft.model.states import DEADLINE_MISSED, Status
 from lineshaft.types import Reason, ReasonCode, Why
 
 #: This many items of a list are named; the rest are counted.
@@ -157,7 +156,7 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
         if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
             advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
         yield Reason(ReasonCode.BLOCKED_BY_DEPENDENCY, f"Waits for {what}: {states}.{advice}")
-    if dead := dead_letters_above(upstream).get(task["id"]):
+    if dead := ended_above(upstream, Status.DEAD_LETTERED).get(task["id"]):
         yield Reason(
             ReasonCode.UPSTREAM_DEAD_LETTERED,
             f"Dead letters upstream: {_listed(dead)}. They wait for a decision: retry or modify them to "
@@ -215,6 +214,13 @@ def _gate(task: Row) -> Reason:
             f"Its output waits for a person at {place}. Approve or reject it: it is in the list of "
             "approvals.",
         )
+    if task["gate_blocked_by"] is not None:
+        return Reason(
+            ReasonCode.GATE_BUDGET,
+            f"Its output is at {place}. A run of this gate may cost {_usd(task['judge_max_cost_usd'])} "
+            f"(judge_max_cost_usd), and {_gate_purse(task)} A validator looks again at "
+            f"{_when(task['gate_due_at'], task['now'], 'a validator')}.",
+        )
     if not task["gate_runs"]:
         how = "No validator has started: the gate needs a server that can run it."
     else:
@@ -224,6 +230,39 @@ def _gate(task: Row) -> Reason:
             f"again at {_when(task['gate_due_at'], task['now'], 'a validator')}."
         )
     return Reason(ReasonCode.WAITING_GATE, f"Its output is at {place}. {how}")
+
+
+def _gate_purse(task: Row) -> str:
+    """The limit that had no money left for a gate, as it is now, and what to do."""
+    total, ceiling = task["max_total_cost_usd"], task["budget_ceiling_usd"]
+    purses = {
+        "max_total_cost": (
+            None if total is None else total - task["spent_so_far_usd"],
+            "the task's max_total_cost_usd",
+            "Raise it, or cancel the task.",
+        ),
+        "agent_budget": (
+            task["agent_left_usd"],
+            f"the budget of agent {task['paying_agent']}, which made the output",
+            "Add to it.",
+        ),
+        "dag_budget": (
+            None if ceiling is None else ceiling - task["spent_usd"] - task["reserved_usd"],
+            f"the budget of DAG {task['dag_id']}",
+            "Raise its ceiling.",
+        ),
+        "daily_budget": (
+            task["left_today_usd"],
+            "the daily budget",
+            "Wait until midnight UTC, or raise it: lineshaft limits set --daily-budget USD.",
+        ),
+    }
+    if task["gate_blocked_by"] not in purses:
+        return "spending is stopped. Resume it: lineshaft resume."
+    left, whose, remedy = purses[task["gate_blocked_by"]]
+    if left is None or left >= task["judge_max_cost_usd"]:
+        return "there is money for it by now."
+    return f"{_usd(left)} is left of {whose}. {remedy}"
 
 
 def _held(task: Row, status: Status) -> Reason:
@@ -318,8 +357,8 @@ def _breaker(task: Row) -> str:
 
 
 def _affords(money: Decimal, task: Row) -> bool:
-    """Whether this much is enough; a task without a limit of its own needs some money."""
-    return bool(money >= task["cost_usd"] and (money > 0 or not task["open_ended"]))
+    """Whether this much is enough: the database says how much a claim needs (lineshaft.needed_1)."""
+    return bool(money >= task["needed_usd"])
 
 
 def _price(task: Row) -> str:

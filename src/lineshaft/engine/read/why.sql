@@ -8,9 +8,11 @@ SELECT
     coalesce(live.claimed_at, ended.claimed_at) AS claimed_at, coalesce(live.started_at, ended.started_at) AS started_at,
     live.heartbeat_at, live.lease_until, live.limit_sec, left(live.progress::text, 300) AS progress,
     ended.ended_at, ended.category AS end_category, ended.cost_usd AS spent_in_all_usd,
-    lane.type, lane.required_capabilities, lane.models, coalesce(live.max_cost_usd, limits.default_max_cost_usd, 0)::numeric(20, 6) AS cost_usd,
-    live.max_cost_usd IS NULL AS open_ended,
-    live.expires AND live.deadline <= clock.now AS expired,
+    lane.type, lane.required_capabilities, lane.models,
+    lineshaft.reservation_2(attempt.limit_usd, limits.default_max_cost_usd)::numeric(20, 6) AS cost_usd,
+    -- A late report may have used up a part of the task's total: until its next attempt, a claim needs what its lane says.
+    lineshaft.needed_1(greatest(attempt.limit_usd, lane.cost_from_usd), limits.default_max_cost_usd) AS needed_usd, attempt.limit_usd IS NULL AS open_ended,
+    lineshaft.is_expired_1(live.expires, live.deadline, clock.now) AS expired,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline, ended.reason AS end_reason,
     live.lock_key,
     held.holder_task_id AS lock_holder, held.agent_id AS lock_agent, held.expires_at AS lock_expires_at,
@@ -19,12 +21,16 @@ SELECT
     dag.id AS dag_id, dag.budget_ceiling_usd, dag.spent_usd, dag.reserved_usd,
     -- include: barriers_of_type
     ,
-    gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error
+    gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error,
+    gated.gate_blocked_by, limits.judge_max_cost_usd, task.max_total_cost_usd, live.cost_usd AS spent_so_far_usd, gated.agent_id AS paying_agent,
+    paying.budget_usd - paying.spent_usd - paying.reserved_usd AS agent_left_usd
 FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 CROSS JOIN lineshaft.limits
 LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
+CROSS JOIN LATERAL (SELECT lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd) AS limit_usd) AS attempt
 LEFT JOIN lineshaft.attempt AS gated ON gated.task_id = live.id AND gated.epoch = live.epoch AND gated.outcome = 'validating'
+LEFT JOIN lineshaft.agent AS paying ON paying.id = gated.agent_id
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
 LEFT JOIN lineshaft.instance
     ON instance.agent_id = coalesce(live.agent_id, ended.agent_id)

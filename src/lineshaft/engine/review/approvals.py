@@ -17,14 +17,16 @@ from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN
 from lineshaft.checks.verdict import Verdict
 from lineshaft.engine.feed.actor import with_actor
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import raw_json
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor
 from lineshaft.engine.read.queries import Queries
-from lineshaft.engine.review.gates import GatedOutput, GateProgress, Gates, GateVerdict
-from lineshaft.engine.transition.changes import Changes, LockedTask
+from lineshaft.engine.review.gated_output import GatedOutput
+from lineshaft.engine.review.gates import GateProgress, Gates, GateVerdict
+from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.retry import FailureCategory
@@ -41,7 +43,7 @@ MAX_BLOCKED = 1_000
 _SQL = catalog.load(__name__)
 
 
-class _Key(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
+class _ApprovalKey(msgspec.Struct, frozen=True, array_like=True, tag="approval"):
     since: datetime
     id: str
 
@@ -63,7 +65,7 @@ class Approvals:
     async def waiting(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> Page[Approval]:
         """Oldest first."""
         check_limit(limit)
-        after = decode_cursor(cursor, _Key)
+        after = decode_cursor(cursor, _ApprovalKey)
         parameters = {
             "since": None if after is None else after.since,
             "after": None if after is None else after.id,
@@ -85,7 +87,7 @@ class Approvals:
                 for row in page
                 if row.id in tasks
             ],
-            encode_cursor(_Key(page[-1].since, page[-1].id)) if more else None,
+            encode_cursor(_ApprovalKey(page[-1].since, page[-1].id)) if more else None,
         )
 
     async def find(self, task_id: str) -> Approval | None:
@@ -135,9 +137,9 @@ class Approvals:
         async def work(connection: Connection) -> Moved:
             locked = await self._locks.lock_with_dependents(connection, [output.id])
             if task := locked.get(output.id):
-                changes = Changes(self._database.now)
-                changes.event(task, ["approval.decided"], _decided(decision))
-                await changes.write(connection)
+                effects = Effects(self._database.now)
+                effects.event(task, ["approval.decided"], _decided(decision))
+                await effects.write(connection)
             (moved,) = await self._gates.advance_in(connection, [step], strict=True)
             # Nothing is recorded about an output that has changed in the meantime.
             moved.unwrap()
@@ -190,11 +192,11 @@ class Approvals:
                 "output": answered.output.decode(),
             },
         )
-        changes = Changes(self._database.now)
+        effects = Effects(self._database.now)
         locked = await self._locks.lock(connection, [task.id])
         kinds = ["approval.decided", "task.claimed", "task.started", "task.validating"]
-        changes.event(locked[task.id], kinds, _decided(decision))
-        await changes.write(connection)
+        effects.event(locked[task.id], kinds, _decided(decision))
+        await effects.write(connection)
         if task.dag_id is not None:
             await connection.execute(_SQL["start_dag"], {**self._database.now, "id": task.dag_id})
 

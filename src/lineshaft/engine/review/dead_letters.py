@@ -18,17 +18,17 @@ from psycopg.rows import class_row
 from lineshaft.engine.artifacts.references import refer, unknown_artifacts
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.rows import fetch_rows
 from lineshaft.engine.read.listing import patterns as like_patterns
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
 from lineshaft.engine.read.tasks import read_failed_attempts
-from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
-from lineshaft.engine.transition.cancel import Cancel
-from lineshaft.engine.transition.changes import log_events
-from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.cancel import Cancellations
+from lineshaft.engine.transition.dependencies import TaskDependencies
+from lineshaft.engine.transition.effects import log_events
+from lineshaft.engine.transition.reviews import LockedDeadLetter, NewReview, Reviews
 from lineshaft.engine.transition.revive import Revive
 from lineshaft.engine.transition.rows import NewEvent
+from lineshaft.engine.transition.steps import forget_steps
 from lineshaft.errors import (
     AlreadyReviewedError,
     InvalidInputError,
@@ -41,7 +41,7 @@ from lineshaft.model.reviews import Resolution, ResolutionRequest
 from lineshaft.model.spec_change import spec_changes
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
-from lineshaft.model.tasks import LIMITS_IN_SPEC, NewTask, TaskRow, resolve
+from lineshaft.model.tasks import LIMITS_IN_SPEC, NewTask, TaskRow, bits_of, resolve
 from lineshaft.types import (
     BulkResolution,
     DeadLetter,
@@ -54,7 +54,6 @@ from lineshaft.types import (
 from lineshaft.types.filters import names
 from lineshaft.types.json import raw
 from lineshaft.types.page import DEFAULT_LIMIT, check_limit
-from lineshaft.types.work import SPAWN_STEP
 
 #: Dead letters that one call decides about.
 MAX_BULK = 1_000
@@ -75,7 +74,7 @@ _DECODED = {"spec", "status", "resolution"}
 _SQL = catalog.load(__name__)
 
 
-class _Key(Struct, frozen=True, array_like=True, tag="dead_letter"):
+class _DeadLetterKey(Struct, frozen=True, array_like=True, tag="dead_letter"):
     at: datetime
     id: str
     revival: Annotated[int, Meta(ge=0, le=2**15 - 1)]
@@ -88,18 +87,18 @@ class _LastReview(Struct, frozen=True):
     status: str
 
 
-class _Forgotten(Struct, frozen=True):
-    task_id: str
-    name: str
-
-
 #: Tasks that were moved; and errors by task for those that were not.
 _Resolved = tuple[set[str], dict[str, LineshaftError]]
 
 
 class DeadLetters:
     def __init__(
-        self, database: Database, reviews: Reviews, cancel: Cancel, revive: Revive, dependencies: Dependencies
+        self,
+        database: Database,
+        reviews: Reviews,
+        cancel: Cancellations,
+        revive: Revive,
+        dependencies: TaskDependencies,
     ) -> None:
         self._database = database
         self._reviews = reviews
@@ -122,14 +121,16 @@ class DeadLetters:
     ) -> Page[DeadLetter]:
         """Newest first."""
         check_limit(limit)
-        after = decode_cursor(cursor, _Key)
+        after = decode_cursor(cursor, _DeadLetterKey)
 
         async def read(reader: Reader) -> Page[DeadLetter]:
             rows = await _list(reader, filters, after=after, limit=limit + 1)
             page, more = rows[:limit], None
             if len(rows) > limit:
                 last = page[-1]
-                more = encode_cursor(_Key(last["dead_lettered_at"], last["task_id"], last["revival"]))
+                more = encode_cursor(
+                    _DeadLetterKey(last["dead_lettered_at"], last["task_id"], last["revival"])
+                )
             return Page(await _with_history(reader, page), more)
 
         return await in_snapshot(self._database, read, for_filters=True)
@@ -349,7 +350,7 @@ async def _list(
     filters: DeadLetterFilter,
     *,
     limit: int,
-    after: _Key | None = None,
+    after: _DeadLetterKey | None = None,
     only_open: bool | None = None,
 ) -> list[Row]:
     return await reader.rows(
@@ -420,11 +421,7 @@ async def _with_history(reader: Reader, rows: Sequence[Row]) -> list[DeadLetter]
 async def _forget_steps(connection: Connection, ids: Sequence[str], wanted: list[str] | str) -> None:
     """Delete recorded steps of dead letters, which are locked; raises if one has no step of a name."""
     steps = None if isinstance(wanted, str) else wanted
-    parameters = {"ids": list(ids), "names": steps, "spawn": f"{SPAWN_STEP}%"}
-    found = {
-        (row.task_id, row.name)
-        for row in await fetch_rows(connection, _Forgotten, _SQL["forget_steps"], parameters)
-    }
+    found = await forget_steps(connection, ids, steps)
     for task_id in ids:
         for name in steps or ():
             if (task_id, name) not in found:
@@ -474,7 +471,9 @@ def _limits(dead: LockedDeadLetter, row: TaskRow, before: Any, after: Any) -> di
     old, new = (
         found if isinstance(found := spec.get("constraints"), dict) else {} for spec in (before, after)
     )
-    limits = {}
+    limits: dict[str, Any] = {
+        "fixed_limits": bits_of(name for name, value in new.items() if value is not None)
+    }
     for name in LIMITS_IN_SPEC:
         value = getattr(row if name in new or name in old else dead, name)
         limits[name] = list(value) if isinstance(value, tuple) else value

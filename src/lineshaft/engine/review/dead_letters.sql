@@ -94,13 +94,5 @@ ORDER BY task_id, no
 UPDATE lineshaft.task
 SET spec = %(spec)s::jsonb, inputs = %(inputs)s::jsonb, max_cost_usd = %(max_cost_usd)s::numeric, max_duration_sec = %(max_duration_sec)s::double precision,
     required_capabilities = %(required_capabilities)s::text[], model_preferences = %(model_preferences)s::text[],
-    fallback_models = %(fallback_models)s::text[]
+    fallback_models = %(fallback_models)s::text[], open_limits = open_limits & ~%(fixed_limits)s::smallint
 WHERE id = %(id)s::text
-
--- name: forget_steps
--- Recorded results, so that these steps run again. Without names all of them, but not the records of spawned tasks: those would be spawned
--- a second time. Guarded by the row lock that lock_dead_letters holds.
-DELETE FROM lineshaft.step
-WHERE task_id = ANY (%(ids)s::text[])
-  AND CASE WHEN %(names)s::text[] IS NULL THEN name NOT LIKE %(spawn)s::text ELSE name = ANY (%(names)s::text[]) END
-RETURNING task_id, name

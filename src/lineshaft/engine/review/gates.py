@@ -11,6 +11,7 @@ cancellations and expired leases, the first one wins.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,70 +24,30 @@ from msgspec.structs import replace
 
 from lineshaft.checks import decision_report
 from lineshaft.checks.registry import HUMAN, Checks
-from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, rejected
-from lineshaft.engine.artifacts.artifacts import Artifacts
+from lineshaft.checks.verdict import NoVerdict, Verdict, rejected
+from lineshaft.engine.artifacts.artifacts import ArtifactRegistry
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
-from lineshaft.engine.transition.changes import Changes, LockedTask
+from lineshaft.engine.review.gate_runs import EndedRun, GateRuns
+from lineshaft.engine.review.gated_output import GATES, PARTS, GatedOutput, RunKey
 from lineshaft.engine.transition.complete import Acceptance
+from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidTransitionError, LineshaftError, UnavailableError
 from lineshaft.model.budget import money
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
-from lineshaft.model.tasks import Gate
 from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.work import NOTHING, ClaimRef, Completion, Failure, Moved
 
-_GATES = msgspec.json.Decoder(tuple[Gate, ...])
-_PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 MAX_GATE_ERROR = 2_000
 
 _SQL = catalog.load(__name__)
 _log = logging.getLogger("lineshaft.engine")
-
-
-class GatedOutput(Struct, frozen=True):
-    """An output at one of its gates."""
-
-    id: str
-    epoch: int
-    gate_no: int
-    #: The method of the gate that it waits for; None: its agent still holds it.
-    gate: str | None
-    type: str
-    title: str
-    spec: bytes
-    gates: bytes | None
-    require_decision_report: bool
-    output: bytes
-    #: How often validators have started this gate.
-    gate_runs: int = 0
-    #: The output with its data, if that is stored as an artifact.
-    whole: bytes | None = None
-    #: Why checks can't have that data.
-    fault: str | None = None
-
-    @property
-    def claim(self) -> ClaimRef:
-        return ClaimRef(self.id, self.epoch)
-
-    @property
-    def all_gates(self) -> tuple[Gate, ...]:
-        return _GATES.decode(self.gates) if self.gates else ()
-
-    @property
-    def data(self) -> bytes:
-        return bytes(_PARTS.decode(self.output)["data"])
-
-    @property
-    def candidate(self) -> CandidateOutput:
-        return CandidateOutput(
-            self.id, self.epoch, self.type, self.title, self.spec, self.whole or self.output
-        )
 
 
 class GateVerdict(Struct, frozen=True):
@@ -112,14 +73,18 @@ class GateProgress(Struct, frozen=True):
     category: str = FailureCategory.INVALID_OUTPUT
     #: The output, for the answer to a verdict that comes too late.
     data: bytes | None = None
+    #: The run of the first verdict, if money is reserved for it.
+    run: RunKey | None = None
 
     @property
     def rejection(self) -> GateVerdict | None:
         return self.verdicts[-1] if self.verdicts and not self.verdicts[-1].verdict.passed else None
 
     @property
-    def cost_usd(self) -> Decimal:
-        return sum((money(one.verdict.cost_usd or 0) for one in self.verdicts), NOTHING)
+    def cost_usd(self) -> Decimal | None:
+        """What its checks have cost; None: an unknown amount."""
+        costs = [one.verdict.cost_usd for one in self.verdicts]
+        return None if None in costs else sum((money(cost or 0) for cost in costs), NOTHING)
 
     @property
     def error(self) -> str:
@@ -131,12 +96,16 @@ class GateProgress(Struct, frozen=True):
 
 class Gates:
     def __init__(
-        self, transitions: Transitions, acceptance: Acceptance, checks: Checks, artifacts: Artifacts
+        self, transitions: Transitions, acceptance: Acceptance, checks: Checks, artifacts: ArtifactRegistry
     ) -> None:
         self._artifacts = artifacts
         self._database = transitions.database
         self._locks = transitions.locks
         self._acceptance = acceptance
+        self._runs = GateRuns(transitions)
+        # In turn, so that neither kind keeps the other from running.
+        free, paid = self._take_free, self._take_paid
+        self._turns = itertools.cycle(((free, paid), (paid, free)))
         self.checks = checks
 
     # A new output.
@@ -146,10 +115,10 @@ class Gates:
         locked = await self._locks.lock(connection, ids)
         waiting = []
         for task in locked.values():
-            gates = _GATES.decode(task.gates) if task.gates else ()
+            gates = GATES.decode(task.gates) if task.gates else ()
             if gates and not task.require_decision_report and not self.checks.is_instant(gates[0].method):
                 waiting.append((task, GateProgress(ClaimRef(task.id, task.epoch), 0, (), 0, gates[0].method)))
-        await self._record(connection, waiting)
+        await self._record(connection, waiting, [])
 
     async def check(self, claims: Sequence[ClaimRef]) -> dict[str, Moved]:
         """Run instant checks on the outputs of these claims, and move the outputs to their next gate."""
@@ -181,7 +150,7 @@ class Gates:
             raise
         except LineshaftError as error:
             return replace(output, fault=f"The output can't be checked: {error}")
-        parts = _PARTS.decode(output.output) | {"data": msgspec.Raw(data)}
+        parts = PARTS.decode(output.output) | {"data": msgspec.Raw(data)}
         return replace(output, whole=msgspec.json.encode(parts))
 
     def proceed(self, output: GatedOutput, verdict: GateVerdict | None = None) -> GateProgress:
@@ -210,25 +179,39 @@ class Gates:
             verdicts.append(GateVerdict(number, gate.method, found))
             number += found.passed
         claim, origin = output.claim, output.gate_no
-        return GateProgress(claim, origin, tuple(verdicts), number, waits_for, data=output.data)
+        run = output.run if verdict is not None else None
+        return GateProgress(claim, origin, tuple(verdicts), number, waits_for, data=output.data, run=run)
 
     # Validators.
 
     async def take(self, *, limit: int, lease_sec: float) -> list[GatedOutput]:
-        """Outputs that wait for a gate which this process can run, under a lease."""
-        methods = {"methods": self.checks.runnable, "limit": limit, "lease": lease_sec}
-        async with self._database.connection() as connection:
-            found = await fetch_rows(
-                connection, GatedOutput, _SQL["take_gates"], {**self._database.now, **methods}
-            )
+        """Outputs that wait for a gate which this process can run, under a lease.
+
+        A gate that costs money is taken only once what it may cost is reserved.
+        """
+        taken: list[GatedOutput] = []
+        for take in next(self._turns):
+            taken += await take(limit=limit - len(taken), lease_sec=lease_sec)
         outputs = []
-        for output in found:
+        for output in taken:
             try:
                 outputs.append(await self._whole(output))
             except UnavailableError as error:
-                # Its lease expires, and it is taken again.
                 _log.warning("Can't check the output of %s now: %s", output.id, error)
+                # Nothing was spent. Otherwise its lease expires, and it is taken again.
+                if output.is_paid:
+                    await self.postpone(output, str(error), delay_sec=lease_sec)
         return outputs
+
+    async def _take_free(self, *, limit: int, lease_sec: float) -> list[GatedOutput]:
+        paid = self.checks.paid
+        methods = [method for method in self.checks.runnable if method not in paid]
+        parameters = {**self._database.now, "methods": methods, "limit": limit, "lease": lease_sec}
+        async with self._database.connection() as connection:
+            return await fetch_rows(connection, GatedOutput, _SQL["take_gates"], parameters)
+
+    async def _take_paid(self, *, limit: int, lease_sec: float) -> list[GatedOutput]:
+        return await self._runs.take(self.checks.paid, limit=limit, lease_sec=lease_sec)
 
     async def renew(self, outputs: Sequence[GatedOutput], *, lease_sec: float) -> set[str]:
         """Renew the leases; returns the tasks that this validator still has."""
@@ -245,6 +228,9 @@ class Gates:
                     "runs": [output.gate_runs for output in outputs],
                 },
             )
+            # Also of tasks that have ended: what their judges cost is still to be booked.
+            if runs := [output.run for output in outputs if output.run is not None]:
+                await self._runs.renew(connection, runs, lease_sec=lease_sec)
         return set(renewed)
 
     async def settle(self, output: GatedOutput, verdict: Verdict) -> Moved:
@@ -263,11 +249,15 @@ class Gates:
         cost_usd: Decimal | None = NOTHING,
         alert: bool = False,
     ) -> bool:
-        """The gate reached no verdict and runs again later. False: this validator's lease had expired."""
+        """The gate reached no verdict and runs again later. False: this validator's lease had expired.
+
+        `cost_usd`: what the run has cost; None: an unknown amount.
+        """
 
         async def work(connection: Connection) -> bool:
-            task = (await self._locks.lock(connection, [output.id])).get(output.id)
-            cost = money(cost_usd or 0)
+            locked = await self._locks.lock(connection, [output.id])
+            attempts = await self._lock_attempts(connection, [output.id])
+            runs = await self._ended_runs(connection, {output.claim: output.run}, locked, attempts)
             cursor = await connection.execute(
                 _SQL["postpone_gate"],
                 {
@@ -278,25 +268,23 @@ class Gates:
                     "runs": output.gate_runs,
                     "error": replace_unstorable(error[:MAX_GATE_ERROR]),
                     "delay": delay_sec,
-                    "cost": cost,
                 },
             )
-            if await cursor.fetchone() is None or task is None:
-                return False
-            changes = Changes(self._database.now)
-            if alert:
+            postponed = await cursor.fetchone() is not None
+            effects = Effects(self._database.now)
+            if postponed or output.is_paid:
+                charges = [(run, run.cost(cost_usd)) for run in runs.values()]
+                await self._runs.charge(connection, effects, charges)
+            if alert and postponed and (task := locked.get(output.id)) is not None:
                 data = {
                     "about": "a gate reaches no verdict",
                     "gate": output.gate,
                     "runs": output.gate_runs,
                     "error": replace_unstorable(error[:MAX_GATE_ERROR]),
                 }
-                changes.event(task, ["alert"], data)
-            if cost:
-                attempts = await self._lock_attempts(connection, [output.id])
-                await self._charge(connection, changes, [(task, cost)], attempts)
-            await changes.write(connection)
-            return True
+                effects.event(task, ["alert"], data)
+            await effects.write(connection)
+            return postponed
 
         return await self._database.run(work)
 
@@ -321,7 +309,11 @@ class Gates:
                 going.append((task, step))
             else:
                 stale.append(step)
-        await self._record(connection, going)
+        runs = await self._ended_runs(connection, {step.claim: step.run for step in steps}, locked, attempts)
+        # A verdict that comes too late was paid for, too.
+        counted = [step for step in steps if step.run is not None or step not in stale]
+        costs = {run.task_id: run.cost(step.cost_usd) for step in counted if (run := runs.get(step.claim.id))}
+        await self._record(connection, going, [(runs[name], cost) for name, cost in costs.items()])
         accepted = [step for _, step in going if step.waits_for is None and step.rejection is None]
         rejected = [(task, step) for task, step in going if step.rejection is not None]
         moved = {
@@ -330,7 +322,7 @@ class Gates:
             if step.waits_for is not None
         }
         moved |= await self._accept(connection, accepted, attempts)
-        moved |= await self._reject(connection, rejected)
+        moved |= await self._reject(connection, rejected, costs)
         for step in stale if strict else ():
             message = f"Task {step.claim.id} has changed in the meantime: look at it again before you decide."
             moved[step.claim.id] = Moved(step.claim.id, None, InvalidTransitionError(message))
@@ -345,10 +337,38 @@ class Gates:
         found = await fetch_rows(connection, _LockedAttempt, _SQL["lock_attempts"], parameters)
         return {attempt.task_id: attempt for attempt in found}
 
-    async def _record(self, connection: Connection, going: Sequence[tuple[LockedTask, GateProgress]]) -> None:
+    async def _ended_runs(
+        self,
+        connection: Connection,
+        runs: Mapping[ClaimRef, RunKey | None],
+        locked: Mapping[str, LockedTask],
+        attempts: "Mapping[str, _LockedAttempt]",
+    ) -> dict[str, EndedRun]:
+        """The runs that are to be charged, by task: those with a reservation, and others of open attempts."""
+        unreserved = {
+            claim.id: EndedRun(claim.id, claim.epoch, attempts[claim.id].agent_id, locked[claim.id].dag_id)
+            for claim, run in runs.items()
+            if run is None and claim.id in locked and claim.id in attempts
+        }
+        reserved = [run for run in runs.values() if run is not None]
+        return unreserved | await self._runs.end(connection, reserved)
+
+    async def _record(
+        self,
+        connection: Connection,
+        going: Sequence[tuple[LockedTask, GateProgress]],
+        charges: Sequence[tuple[EndedRun, Decimal]],
+    ) -> None:
         """Record verdicts and costs, and release the agents of outputs that wait now."""
-        if not going:
-            return
+        effects = Effects(self._database.now)
+        if going:
+            await self._record_verdicts(connection, effects, going)
+        await self._runs.charge(connection, effects, charges)
+        await effects.write(connection)
+
+    async def _record_verdicts(
+        self, connection: Connection, effects: Effects, going: Sequence[tuple[LockedTask, GateProgress]]
+    ) -> None:
         await connection.execute(
             _SQL["record_verdicts"],
             {
@@ -357,40 +377,17 @@ class Gates:
                 "epochs": [step.claim.epoch for _, step in going],
                 "gate_nos": [step.gate_no for _, step in going],
                 "gates": [step.waits_for for _, step in going],
-                "costs": [step.cost_usd for _, step in going],
                 "verdicts": [_ENCODER.encode(self._recorded(step)).decode() for _, step in going],
             },
         )
-        changes = Changes(self._database.now)
         held = [task for task, step in going if step.waits_for is not None and task.agent_id is not None]
         if held:
             await connection.execute(_SQL["release_agents"], {"ids": [task.id for task in held]})
         for task in held:
-            changes.release_resources(task)
+            effects.release_resources(task)
         for task, step in going:
             if step.waits_for == HUMAN:
-                changes.event(task, ["approval.waiting"], {"kind": "gate", "gate": step.gate_no})
-        charges = [(task, step.cost_usd) for task, step in going if step.cost_usd]
-        if charges:
-            attempts = await self._lock_attempts(connection, [task.id for task, _ in charges])
-            await self._charge(connection, changes, charges, attempts)
-        await changes.write(connection)
-
-    async def _charge(
-        self,
-        connection: Connection,
-        changes: Changes,
-        charges: Sequence[tuple[LockedTask, Decimal]],
-        attempts: "Mapping[str, _LockedAttempt]",
-    ) -> None:
-        """The cost of a gate belongs to the task, its DAG, and the agent of the output."""
-        await connection.execute(
-            _SQL["charge_tasks"],
-            {"ids": [task.id for task, _ in charges], "costs": [cost for _, cost in charges]},
-        )
-        for task, cost in charges:
-            attempt = attempts.get(task.id)
-            changes.charge(task, None if attempt is None else attempt.agent_id, cost)
+                effects.event(task, ["approval.waiting"], {"kind": "gate", "gate": step.gate_no})
 
     async def _accept(
         self, connection: Connection, steps: Sequence[GateProgress], attempts: "Mapping[str, _LockedAttempt]"
@@ -415,13 +412,16 @@ class Gates:
         return {name: Moved(name, Status.COMPLETED) for name in ids}
 
     async def _reject(
-        self, connection: Connection, steps: Sequence[tuple[LockedTask, GateProgress]]
+        self,
+        connection: Connection,
+        steps: Sequence[tuple[LockedTask, GateProgress]],
+        costs: Mapping[str, Decimal],
     ) -> dict[str, Moved]:
         return await self._acceptance.reject(
             connection,
             [
                 (
-                    replace(task, cost_usd=task.cost_usd + step.cost_usd),
+                    replace(task, cost_usd=task.cost_usd + costs.get(task.id, NOTHING)),
                     Failure(step.claim, step.error, step.category),
                 )
                 for task, step in steps
@@ -458,7 +458,7 @@ class _LockedAttempt(Struct, frozen=True):
 
 
 def _completion(claim: ClaimRef, output: bytes) -> Completion:
-    parts = _PARTS.decode(output)
+    parts = PARTS.decode(output)
     named = _part(parts, "type")
     return Completion(
         claim,

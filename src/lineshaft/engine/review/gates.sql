@@ -30,7 +30,7 @@ taken AS (
     RETURNING attempt.task_id, attempt.epoch, attempt.gate_no, attempt.gate, attempt.gate_runs, attempt.output
 )
 SELECT taken.task_id AS id, taken.epoch, taken.gate_no, taken.gate, taken.gate_runs, task.type, task.title, task.spec, task.gates,
-    task.require_decision_report, taken.output
+    task.require_decision_report, taken.output, false AS is_paid
 FROM taken JOIN lineshaft.task ON task.id = taken.task_id
 
 -- name: renew_gates
@@ -43,10 +43,10 @@ WHERE attempt.task_id = mine.id AND attempt.epoch = mine.epoch AND attempt.gate_
 RETURNING attempt.task_id
 
 -- name: postpone_gate
--- No verdict: the gate runs again later. The caller charges the cost.
+-- No verdict: the gate runs again later.
 UPDATE lineshaft.attempt
 SET gate_due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s::double precision),
-    gate_error = %(error)s::text, cost_usd = attempt.cost_usd + %(cost)s::numeric, gate_cost_usd = attempt.gate_cost_usd + %(cost)s::numeric
+    gate_error = %(error)s::text
 WHERE task_id = %(id)s::text AND epoch = %(epoch)s::integer AND gate_no = %(gate_no)s::smallint AND gate_runs = %(runs)s::integer
   AND outcome = 'validating'
 RETURNING task_id
@@ -63,13 +63,12 @@ FOR UPDATE
 -- gate: the next one that runs elsewhere; NULL: none.
 UPDATE lineshaft.attempt
 SET verdicts = coalesce(attempt.verdicts, '[]') || input.verdicts,
-    gate_no = input.gate_no, gate = input.gate, gate_runs = 0, gate_error = NULL,
+    gate_no = input.gate_no, gate = input.gate, gate_runs = 0, gate_error = NULL, gate_blocked_by = NULL,
     gate_since = CASE WHEN input.gate IS NOT NULL THEN clock.now END,
-    gate_due_at = CASE WHEN input.gate <> 'human' THEN clock.now END,
-    cost_usd = attempt.cost_usd + input.cost, gate_cost_usd = attempt.gate_cost_usd + input.cost
+    gate_due_at = CASE WHEN input.gate <> 'human' THEN clock.now END
 FROM unnest(
-        %(ids)s::text[], %(epochs)s::integer[], %(gate_nos)s::smallint[], %(gates)s::text[], %(costs)s::numeric[], %(verdicts)s::jsonb[]
-    ) AS input (id, epoch, gate_no, gate, cost, verdicts),
+        %(ids)s::text[], %(epochs)s::integer[], %(gate_nos)s::smallint[], %(gates)s::text[], %(verdicts)s::jsonb[]
+    ) AS input (id, epoch, gate_no, gate, verdicts),
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE attempt.task_id = input.id AND attempt.epoch = input.epoch
 
@@ -80,12 +79,6 @@ SET agent_id = NULL, incarnation = NULL, lease_until = NULL, limit_at = NULL, he
     agent_reserved = false, day_reserved = false, lock_token = NULL,
     cost_usd = live.cost_usd + live.attempt_cost_usd, attempt_cost_usd = 0
 WHERE live.id = ANY (%(ids)s::text[]) AND live.status = 'VALIDATING' AND live.agent_id IS NOT NULL
-
--- name: charge_tasks
-UPDATE lineshaft.task_live AS live
-SET cost_usd = live.cost_usd + input.cost
-FROM unnest(%(ids)s::text[], %(costs)s::numeric[]) AS input (id, cost)
-WHERE live.id = input.id
 
 -- name: close_accepted
 -- The output moves to the task. A gate that ran elsewhere had released the agent, which is recorded again. Returns only COMPLETED tasks.

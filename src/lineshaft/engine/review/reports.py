@@ -19,7 +19,7 @@ from lineshaft.types.page import DEFAULT_LIMIT, check_limit
 _SQL = catalog.load(__name__)
 
 
-class _Key(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+class _ReportKey(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     ended_at: datetime
     id: str
 
@@ -40,7 +40,7 @@ class Reports:
         """Reports with all of these words, newest first. Quotes make a phrase; `or` and `-word` work."""
         check_limit(limit)
         refuse_unstorable(q=[query], type=[type_ or ""], dag_id=[dag_id or ""])
-        before = decode_cursor(cursor, _Key)
+        before = decode_cursor(cursor, _ReportKey)
         async with (
             self._database.connection() as connection,
             connection.cursor(row_factory=dict_row) as rows,
@@ -62,4 +62,4 @@ class Reports:
             for row in found[:limit]
         ]
         more = len(found) > limit
-        return Page(page, encode_cursor(_Key(page[-1].ended_at, page[-1].task_id)) if more else None)
+        return Page(page, encode_cursor(_ReportKey(page[-1].ended_at, page[-1].task_id)) if more else None)

@@ -49,6 +49,8 @@ class EventSources:
         self._firings = firings
         self._queries = queries
         self._events = Events(database)
+        #: Sources at their limit.
+        self._slowed: set[str] = set()
 
     async def all(self) -> list[EventSource]:
         """The event sources that are enabled."""
@@ -62,9 +64,12 @@ class EventSources:
 
         Without `move_on`, its place stays if there are no events: moving it is a commit.
         """
-        wanted = compiled(source.definition).source.on
+        definition = compiled(source.definition)
+        at_once = min(_AT_ONCE, await self._left(source.name, definition.max_per_minute))
+        if at_once <= 0:
+            return Counter(), None
         try:
-            page = await self._events.read(source.cursor, limit=_AT_ONCE, kinds=wanted or None)
+            page = await self._events.read(source.cursor, limit=at_once, kinds=definition.source.on or None)
         except CursorExpiredError:
             return await self._start_again(source), None
         needs = _Needs.of(source.definition)
@@ -72,6 +77,7 @@ class EventSources:
             (event, await self._describe(event, needs))
             for event in page.items
             if not _is_about_a_source(event)
+            and (definition.source.single is True or not _is_of_a_lone_task(event))
         ]
 
         async def work(connection: Connection) -> Counts | None:
@@ -90,6 +96,22 @@ class EventSources:
         if counts is None or page.caught_up:
             return counts or Counter(), None
         return counts, EventSource(source.name, page.next_cursor, source.definition)
+
+    async def _left(self, name: str, most: int) -> int:
+        """How much a source may still create in this minute."""
+        parameters = {**self._database.now, "name": name, "most": most}
+        async with self._database.connection() as connection:
+            created: int = await fetch_value(connection, _SQL["created_lately"], parameters)
+        if created < most:
+            self._slowed.discard(name)
+        elif name not in self._slowed:
+            self._slowed.add(name)
+            _log.warning(
+                "Source %s has created %d within a minute, its max_per_minute: events wait. Is it a loop?",
+                name,
+                created,
+            )
+        return most - created
 
     async def _run(self, work: Any) -> Counts | None:
         for _ in range(_TRIES):
@@ -170,6 +192,12 @@ def _is_about_a_source(event: Event) -> bool:
     """An alert that a source has failed: if alerts fired sources that fail, there would be no end."""
     data = _data(event) if event.kind == "alert" else None
     return isinstance(data, dict) and str(data.get("key", "")).startswith("source:")
+
+
+def _is_of_a_lone_task(event: Event) -> bool:
+    """An event of the DAG that a task has which was submitted on its own."""
+    data = _data(event) if event.kind.startswith("dag.") else None
+    return isinstance(data, dict) and data.get("single") is True
 
 
 def _data(event: Event) -> Any:

@@ -8,6 +8,17 @@ SELECT id, created_at, next_tick, paused, name, kind, definition, coalesce(%(now
 FROM lineshaft.source WHERE name = %(name)s::text AND cursor = %(cursor)s::text
 FOR NO KEY UPDATE SKIP LOCKED
 
+-- name: created_lately
+-- What a source has created within a minute, up to its limit: by firing_pkey, the newest first.
+SELECT count(*) AS created
+FROM (
+    SELECT firing.at, firing.outcome
+    FROM lineshaft.firing
+    WHERE firing.source_id = (SELECT source.id FROM lineshaft.source WHERE source.name = %(name)s::text)
+    ORDER BY firing.id DESC LIMIT %(most)s::integer
+) AS recent
+WHERE recent.outcome = 'created' AND recent.at > coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
+
 -- name: move
 UPDATE lineshaft.source SET cursor = %(cursor)s::text WHERE id = %(id)s::bigint
 

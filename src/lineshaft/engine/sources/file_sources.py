@@ -11,6 +11,7 @@ from msgspec import Struct
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
+from lineshaft.engine.sources.file_roots import FileRoots
 from lineshaft.engine.sources.firing import Firings, Key, Occasion, unknown_source
 from lineshaft.sources.definition import compiled
 from lineshaft.types.sources import Fired, FiringOutcome, NewSource
@@ -47,6 +48,7 @@ class FileSources:
     def __init__(self, database: Database, firings: Firings) -> None:
         self._database = database
         self._firings = firings
+        self.roots = FileRoots(database, None)
 
     async def all(self) -> list[FileSource]:
         """The file sources that are enabled."""

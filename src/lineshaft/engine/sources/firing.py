@@ -5,6 +5,7 @@ is killed at any moment leaves all of it or nothing. A refused submission is rol
 its key, so that the same delivery may succeed later; the failure is recorded.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from lineshaft.engine.feed.actor import act_json
-from lineshaft.engine.operations import Operations
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
 from lineshaft.engine.read.pages import refuse_unstorable
 from lineshaft.engine.submit.submission import Submission
+from lineshaft.engine.transition.cancel import Cancellations
 from lineshaft.errors import (
     DatabaseError,
     InvalidTransitionError,
@@ -109,7 +110,7 @@ class DryRun(Struct, frozen=True):
     upcoming: list[datetime]
 
 
-class _Result(Struct, frozen=True):
+class _FiringResult(Struct, frozen=True):
     outcome: FiringOutcome
     task_ids: list[str] = field(default_factory=list)
     dag_id: str | None = None
@@ -118,10 +119,10 @@ class _Result(Struct, frozen=True):
 
 
 class Firings:
-    def __init__(self, database: Database, submission: Submission, operations: Operations) -> None:
+    def __init__(self, database: Database, submission: Submission, cancel: Cancellations) -> None:
         self._database = database
         self._submission = submission
-        self._operations = operations
+        self._cancel = cancel
 
     async def fire(
         self,
@@ -183,7 +184,8 @@ class Firings:
         row = await self.look_up(name)
         if row is None:
             raise unknown_source(name)
-        rendered = row.compiled.render(_default_event(row.kind, row.now) if event is None else event, row.now)
+        given = _default_event(row.kind, row.now) if event is None else event
+        rendered = await asyncio.to_thread(row.compiled.render, given, row.now)
         return Fired(tasks=[] if rendered.work is None else rendered.work.documents)
 
     async def dry_run(self, source: NewSource, event: Mapping[str, Any] | None = None) -> DryRun:
@@ -191,11 +193,11 @@ class Firings:
 
         Raises InvalidInputError if the definition isn't valid or can't be rendered.
         """
-        definition = Definition(checked(source))
+        definition = Definition(await asyncio.to_thread(checked, source))
         row = await self.look_up(source.name)
         now = (self._database.now["now"] or datetime.now(UTC)) if row is None else row.now
         given = _default_event(source.kind, now) if event is None else event
-        rendered = definition.render(given, now)
+        rendered = await asyncio.to_thread(definition.render, given, now)
         has_fired = False
         if row is not None and rendered.key is not None:
             wanted = {**self._database.now, "source_id": row.id, "key": _own_key(rendered.key).text}
@@ -217,7 +219,7 @@ class Firings:
         """Cancel open work, in transactions of its own: each task is locked before its source."""
         reason = f"superseded by a newer firing of source {full.name}"
         for open_work in full.work[:_CANCELLED_AT_ONCE]:
-            cancel = self._operations.cancel if open_work.is_task else self._operations.cancel_dag
+            cancel = self._cancel.cancel if open_work.is_task else self._cancel.cancel_dag
             try:
                 await cancel(open_work.id, reason)
             except (InvalidTransitionError, NotFoundError):
@@ -249,10 +251,10 @@ class Firings:
         outcome: FiringOutcome,
         *,
         error: str | None = None,
-        result: _Result | None = None,
+        result: _FiringResult | None = None,
     ) -> None:
         """Write the history and the totals; a failure is an alert too."""
-        result = result or _Result(outcome, error=error)
+        result = result or _FiringResult(outcome, error=error)
         alert = None
         if result.alert or result.outcome is FiringOutcome.FAILED:
             alert = f"Source {row.name} {result.outcome}: {result.error}"
@@ -271,9 +273,10 @@ class Firings:
             },
         )
 
-    async def _fire(self, connection: Connection, row: SourceRow, occasion: Occasion) -> _Result:
+    async def _fire(self, connection: Connection, row: SourceRow, occasion: Occasion) -> _FiringResult:
         try:
-            rendered = _rendered(row, occasion)
+            # In a thread: a template may take a second.
+            rendered = await asyncio.to_thread(_rendered, row, occasion)
             async with caller_transaction.nested(connection):
                 return await self._create(connection, row, occasion, rendered)
         except _NotCreatedError as refused:
@@ -285,11 +288,11 @@ class Firings:
 
     async def _create(
         self, connection: Connection, row: SourceRow, occasion: Occasion, rendered: Rendered
-    ) -> _Result:
+    ) -> _FiringResult:
         """Take the keys and submit the work. What raises leaves nothing behind, not even a key."""
         keys = occasion.keys if rendered.key is None else [_own_key(rendered.key)]
         if keys and not await self._take_keys(connection, row.id, keys):
-            return _Result(FiringOutcome.DUPLICATE)
+            return _FiringResult(FiringOutcome.DUPLICATE)
         await self._check_open(connection, row)
         result = await self._submit(connection, rendered)
         if result.outcome is FiringOutcome.CREATED:
@@ -314,7 +317,7 @@ class Firings:
         return len(taken) == len(keys)
 
     async def _check_open(self, connection: Connection, row: SourceRow) -> None:
-        most = row.compiled.source.max_open
+        most = row.compiled.max_open
         if not most:
             return
         own = {"source_id": row.id}
@@ -326,16 +329,16 @@ class Firings:
         if row.compiled.source.overlap == "cancel_oldest":
             raise TooMuchOpenError(row.name, found[: len(found) - most + 1])
         fault = f"{len(found)} tasks or DAGs of this source are open, and max_open is {most}"
-        raise _NotCreatedError(_Result(FiringOutcome.SKIPPED, error=fault))
+        raise _NotCreatedError(_FiringResult(FiringOutcome.SKIPPED, error=fault))
 
-    async def _submit(self, connection: Connection, rendered: Rendered) -> _Result:
+    async def _submit(self, connection: Connection, rendered: Rendered) -> _FiringResult:
         work = rendered.work
         if work is None:
             raise AssertionError("there is something to submit")
         if work.task is not None:
             (task,) = await self._submission.submit([work.task], connection=connection, is_short=True)
             outcome = FiringOutcome.DUPLICATE if task.duplicate else FiringOutcome.CREATED
-            return _Result(outcome, [task.id])
+            return _FiringResult(outcome, [task.id])
         if work.dag is None:
             raise AssertionError("work is a task or a DAG")
         dag = await self._submission.submit_dag(
@@ -349,12 +352,12 @@ class Firings:
         )
         ids = [task.id for task in dag.tasks.values()]
         if dag.duplicate or all(task.duplicate for task in dag.tasks.values()):
-            return _Result(FiringOutcome.DUPLICATE, ids, dag.id if dag.duplicate else None)
-        return _Result(FiringOutcome.CREATED, ids, dag.id)
+            return _FiringResult(FiringOutcome.DUPLICATE, ids, dag.id if dag.duplicate else None)
+        return _FiringResult(FiringOutcome.CREATED, ids, dag.id)
 
 
 class _NotCreatedError(Exception):
-    def __init__(self, result: _Result) -> None:
+    def __init__(self, result: _FiringResult) -> None:
         self.result = result
         super().__init__(result.outcome)
 
@@ -370,16 +373,18 @@ def _rendered(row: SourceRow, occasion: Occasion) -> Rendered:
         _log.exception("Source %s can't be rendered", row.name)
         raise LineshaftError(f"Unexpected error {type(error).__name__}; see the server's log.") from None
     if rendered.work is None:
-        raise _NotCreatedError(_Result(FiringOutcome.FILTERED))
+        raise _NotCreatedError(_FiringResult(FiringOutcome.FILTERED))
     if occasion.depth > MAX_CHAIN_DEPTH:
         fault = f"{MAX_CHAIN_DEPTH} event sources led to this event, one after another: is it a loop?"
-        raise _NotCreatedError(_Result(FiringOutcome.SKIPPED, error=fault, alert=True))
+        raise _NotCreatedError(_FiringResult(FiringOutcome.SKIPPED, error=fault, alert=True))
     return rendered
 
 
-def _failed(error: LineshaftError) -> _Result:
+def _failed(error: LineshaftError) -> _FiringResult:
     text = str(error)
-    return _Result(FiringOutcome.FAILED, error=text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}…")
+    return _FiringResult(
+        FiringOutcome.FAILED, error=text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}…"
+    )
 
 
 def _own_key(rendered: str) -> Key:

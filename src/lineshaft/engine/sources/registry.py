@@ -4,6 +4,7 @@ A file or an agent applies a definition: if it is the one that was last applied,
 person has changed since; a pause by hand survives in any case. Every change is an event.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
+from lineshaft.engine.caller import caller
 from lineshaft.engine.feed.actor import act_json, actor_name
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor, refuse_unstorable
+from lineshaft.engine.sources.faults import SourceState, fault_of
+from lineshaft.engine.sources.file_roots import FileRoots
 from lineshaft.engine.sources.firing import unknown_source
 from lineshaft.errors import AlreadyExistsError, InvalidInputError, InvalidTransitionError
 from lineshaft.sources.definition import Definition, checked, compiled
@@ -37,6 +41,8 @@ from lineshaft.types.sources import (
 _SQL = catalog.load(__name__)
 #: Fields that decide about the ticks of a schedule.
 _TIMING = ("cron", "every_sec", "timezone", "jitter_sec")
+#: Fields that decide about the files of a file source.
+_WATCHED = ("kind", "root", "patterns")
 _LARGEST = 2**63 - 1
 MAX_SOURCES_AT_ONCE = 10_000
 
@@ -58,11 +64,25 @@ class _Read(Struct, frozen=True):
     last_outcome: str | None
     last_fired_at: datetime | None
     open_tasks: int
+    token_revoked: bool
+    now: datetime
+    watchers: bytes | None
+    created_lately: int
 
-    def source(self) -> Source:
-        given = definition_of(compiled(self.definition).source)
-        given["enabled"] = given["enabled"] and not self.paused
-        given |= {
+    def source(self, *, by_server: bool) -> Source:
+        stored = compiled(self.definition).source
+        fields = definition_of(stored)
+        state = SourceState(
+            stored,
+            self.paused,
+            self.token_revoked,
+            self.next_at,
+            self.watchers,
+            self.created_lately,
+            self.now,
+        )
+        fields["enabled"] = fields["enabled"] and not self.paused
+        fields |= {
             "origin": self.origin,
             "version": self.version,
             "created_at": self.created_at,
@@ -72,8 +92,9 @@ class _Read(Struct, frozen=True):
             "last_fired_at": self.last_fired_at,
             "last_outcome": self.last_outcome,
             "open_tasks": self.open_tasks,
+            "fault": fault_of(state, by_server=by_server),
         }
-        return msgspec.convert(given, Source)
+        return msgspec.convert(fields, Source)
 
 
 class _Locked(Struct, frozen=True):
@@ -106,6 +127,12 @@ class _FiringRow(Struct, frozen=True):
     error: str | None
 
 
+class _Total(Struct, frozen=True):
+    name: str
+    outcome: str
+    firings: int
+
+
 class _ByName(Struct, frozen=True, tag="sources"):
     name: str
 
@@ -120,20 +147,26 @@ class _WorkRow(Struct, frozen=True):
     deleted: bool
 
 
-class Sources:
-    def __init__(self, database: Database) -> None:
+class SourceRegistry:
+    def __init__(
+        self, database: Database, *, folders: Sequence[str] | None = None, by_server: bool = False
+    ) -> None:
+        """`folders`: those that servers watch for file sources; None: this process doesn't know them."""
         self._database = database
         self._events = Events(database)
+        self._roots = FileRoots(database, folders)
+        self._by_server = by_server
 
     # Reading.
 
     async def get(self, name: str) -> Source:
         refuse_unstorable(name=[name])
         async with self._database.connection() as connection:
-            row = await fetch_row(connection, _Read, _SQL["read_source"], {"name": name})
+            parameters = {**self._database.now, "name": name}
+            row = await fetch_row(connection, _Read, _SQL["read_source"], parameters)
         if row is None:
             raise unknown_source(name)
-        return row.source()
+        return row.source(by_server=self._by_server)
 
     async def find(
         self, *, kind: str | None = None, limit: int = 50, cursor: str | None = None
@@ -145,12 +178,13 @@ class Sources:
                 errors=[("kind", f"must be one of {', '.join(SourceKind)}, got {kind!r}")]
             )
         after = decode_cursor(cursor, _ByName)
-        wanted = {"after": after.name if after else "", "kind": kind, "limit": limit + 1}
+        place = {"after": after.name if after else "", "kind": kind, "limit": limit + 1}
+        parameters = {**self._database.now, **place}
         async with self._database.connection() as connection:
-            rows = await fetch_rows(connection, _Read, _SQL["list_sources"], wanted)
-        found = [row.source() for row in rows[:limit]]
+            rows = await fetch_rows(connection, _Read, _SQL["list_sources"], parameters)
+        sources = [row.source(by_server=self._by_server) for row in rows[:limit]]
         more = len(rows) > limit
-        return Page(found, encode_cursor(_ByName(found[-1].name)) if more else None)
+        return Page(sources, encode_cursor(_ByName(sources[-1].name)) if more else None)
 
     async def firings(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Page[Firing]:
         """One page of the history of a source, newest first."""
@@ -161,12 +195,12 @@ class Sources:
             ids = await fetch_column(connection, _SQL["find_source_id"], {"name": name})
             if not ids:
                 raise unknown_source(name)
-            wanted = {
+            parameters = {
                 "source_id": ids[0],
                 "before": min(before.id, _LARGEST) if before else _LARGEST,
                 "limit": limit + 1,
             }
-            rows = await fetch_rows(connection, _FiringRow, _SQL["list_firings"], wanted)
+            rows = await fetch_rows(connection, _FiringRow, _SQL["list_firings"], parameters)
         items = [
             Firing(
                 at=row.at,
@@ -180,10 +214,10 @@ class Sources:
         return Page(items, encode_cursor(_ById(rows[limit - 1].id)) if len(rows) > limit else None)
 
     async def totals(self) -> list[tuple[str, str, int]]:
-        """(source, outcome, number of firings)."""
+        """The number of firings, by source and outcome."""
         async with self._database.connection() as connection:
-            rows = await connection.execute(_SQL["totals"], {})
-            return [(name, outcome, firings) for name, outcome, firings in await rows.fetchall()]
+            rows = await fetch_rows(connection, _Total, _SQL["totals"], {})
+        return [(row.name, row.outcome, row.firings) for row in rows]
 
     async def lag(self) -> float:
         """How many seconds the oldest due tick is late."""
@@ -194,11 +228,11 @@ class Sources:
 
     async def create(self, source: NewSource) -> Source:
         """Create a source; raises AlreadyExistsError if there is one with its name."""
-        given = checked(source)
+        definition = await asyncio.to_thread(checked, source)
 
         async def work(connection: Connection) -> None:
             if await self._lock(connection, source.name) is not None or not await self._insert(
-                connection, given, "api", None
+                connection, definition, "api", None
             ):
                 raise AlreadyExistsError(
                     f"There is a source {source.name!r} already. PUT /v1/sources/NAME replaces it."
@@ -216,22 +250,22 @@ class Sources:
         since, and NotFoundError if it was deleted. Without `enabled`, an existing source stays as it is. With
         the origin `agent`, a definition that was applied before changes nothing.
         """
-        given = checked(source)
+        definition = await asyncio.to_thread(checked, source)
 
         async def work(connection: Connection) -> bool:
             await connection.execute(_SQL["one_at_a_time"], {})
             row = await self._lock(connection, source.name, version)
             if row is None:
-                applied = None if origin == "api" else definition_of(given)
-                await self._insert(connection, given, origin, applied)
+                applied = None if origin == "api" else definition_of(definition)
+                await self._insert(connection, definition, origin, applied)
                 return True
             if origin != "api":
-                await self._apply(connection, row, given, origin)
+                await self._apply(connection, row, definition, origin)
                 return False
-            wanted, paused = given, False
+            after, paused = definition, False
             if source.enabled is UNSET:
-                wanted, paused = msgspec.structs.replace(given, enabled=row.source.enabled), row.paused
-            await self._update(connection, row, wanted, paused=paused, origin=row.origin)
+                after, paused = msgspec.structs.replace(definition, enabled=row.source.enabled), row.paused
+            await self._update(connection, row, after, paused=paused, origin=row.origin)
             return False
 
         made = await self._database.run(work, pipeline=False)
@@ -242,21 +276,21 @@ class Sources:
 
         With a `version`, raises InvalidTransitionError if the source has changed since.
         """
-        given = definition_of(changes)
+        fields = definition_of(changes)
 
         async def work(connection: Connection) -> None:
             row = await self._lock(connection, name, version)
             if row is None:
                 raise unknown_source(name)
-            merged = {**definition_of(row.source), **given}
+            merged = {**definition_of(row.source), **fields}
             paused = row.paused
-            if given.get("enabled") is False:
+            if fields.get("enabled") is False:
                 # The definition stays: a file that is applied again must not end the pause.
                 merged["enabled"], paused = row.source.enabled, True
-            elif given.get("enabled") is True:
+            elif fields.get("enabled") is True:
                 paused = False
-            wanted = checked(_converted(merged))
-            await self._update(connection, row, wanted, paused=paused, origin=row.origin)
+            after = await asyncio.to_thread(checked, _converted(merged))
+            await self._update(connection, row, after, paused=paused, origin=row.origin)
 
         refuse_unstorable(name=[name])
         await self._database.run(work, pipeline=False)
@@ -275,33 +309,35 @@ class Sources:
         await self._database.run(work, pipeline=False)
 
     async def apply(
-        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False
+        self, sources: Sequence[NewSource], *, origin: str, dry_run: bool = False, check_roots: bool = True
     ) -> list[SourceChange]:
         """Make the sources of an origin those of a file, all or nothing; returns the differences.
 
-        Only sources that came from it are removed.
+        Only sources that came from it are removed. Without `check_roots`, the watchers of new file sources
+        may start later.
         """
-        wanted = _all_checked(sources)
+        definitions = await asyncio.to_thread(_all_checked, sources)
 
         async def work(connection: Connection) -> list[SourceChange]:
             await connection.execute(_SQL["one_at_a_time"], {})
             changes = []
-            for name, given in wanted.items():
+            for name, definition in definitions.items():
                 row = await self._lock(connection, name)
                 if row is None:
                     changes.append(SourceChange(name=name, change="create"))
                     if not dry_run:
-                        await self._insert(connection, given, origin, definition_of(given))
+                        applied = definition_of(definition)
+                        await self._insert(connection, definition, origin, applied, check_root=check_roots)
                     continue
-                fields = _difference(row.applied, row.source, given)
+                fields = _difference(row.applied, row.source, definition)
                 changes.append(
                     SourceChange(name=name, change="change" if fields else "unchanged", fields=fields)
                 )
                 if not dry_run:
-                    await self._apply(connection, row, given, origin)
-            own = {**self._database.now, "origin": origin}
-            for row in await fetch_rows(connection, _Locked, _SQL["lock_of_origin"], own):
-                if row.name not in wanted:
+                    await self._apply(connection, row, definition, origin, check_root=check_roots)
+            parameters = {**self._database.now, "origin": origin}
+            for row in await fetch_rows(connection, _Locked, _SQL["lock_of_origin"], parameters):
+                if row.name not in definitions:
                     changes.append(SourceChange(name=row.name, change="remove"))
                     if not dry_run:
                         await self._delete(connection, row)
@@ -312,8 +348,8 @@ class Sources:
     # In a transaction.
 
     async def _lock(self, connection: Connection, name: str, version: int | None = None) -> _Locked | None:
-        own = {**self._database.now, "name": name}
-        row = await fetch_row(connection, _Locked, _SQL["lock_source"], own)
+        parameters = {**self._database.now, "name": name}
+        row = await fetch_row(connection, _Locked, _SQL["lock_source"], parameters)
         if version is not None:
             if row is None:
                 raise unknown_source(name)
@@ -332,6 +368,8 @@ class Sources:
         source: NewSource,
         origin: str,
         applied: Mapping[str, Any] | None,
+        *,
+        check_root: bool = True,
     ) -> bool:
         now: datetime = await fetch_value(connection, _SQL["read_now"], self._database.now)
         tick, at = _next(source, now, now) if source.enabled else (None, None)
@@ -349,43 +387,64 @@ class Sources:
                 "origin": origin,
                 "definition": _json(definition_of(source)),
                 "applied": None if applied is None else _json(applied),
+                "token_id": caller().token_id,
             },
         )
+        if made and source.kind is SourceKind.FILES:
+            await self._roots.record(connection, made[0], source, refuse=check_root)
         if made:
             await self._log(connection, "create", source.name, {"kind": source.kind.value})
         return bool(made)
 
-    async def _apply(self, connection: Connection, row: _Locked, given: NewSource, origin: str) -> None:
-        if row.applied is not None and msgspec.json.decode(row.applied) == definition_of(given):
+    async def _apply(
+        self,
+        connection: Connection,
+        row: _Locked,
+        definition: NewSource,
+        origin: str,
+        *,
+        check_root: bool = True,
+    ) -> None:
+        applied = definition_of(definition)
+        if row.applied is not None and msgspec.json.decode(row.applied) == applied:
+            await connection.execute(_SQL["set_token"], {"id": row.id, "token_id": caller().token_id})
             return
-        applied = definition_of(given)
-        await self._update(connection, row, given, paused=row.paused, origin=origin, applied=applied)
+        await self._update(
+            connection,
+            row,
+            definition,
+            paused=row.paused,
+            origin=origin,
+            applied=applied,
+            check_root=check_root,
+        )
 
     async def _update(
         self,
         connection: Connection,
         row: _Locked,
-        wanted: NewSource,
+        source: NewSource,
         *,
         paused: bool,
         origin: str,
         applied: Mapping[str, Any] | None = None,
+        check_root: bool = True,
     ) -> None:
-        before, after = definition_of(row.source), definition_of(wanted)
+        before, after = definition_of(row.source), definition_of(source)
         changed = {name for name in DEFINED if before.get(name) != after.get(name)}
         if paused != row.paused:
             changed.add("enabled")
         if not changed and applied is None:
             return
         tick, at = row.next_tick, row.next_at
-        was, runs = bool(row.source.enabled) and not row.paused, bool(wanted.enabled) and not paused
+        was, runs = bool(row.source.enabled) and not row.paused, bool(source.enabled) and not paused
         if not runs:
             tick = at = None
         elif not was or changed.intersection(_TIMING) or "kind" in changed:
-            tick, at = _next(wanted, row.created_at, row.now)
+            tick, at = _next(source, row.created_at, row.now)
         cursor = None
-        if runs and wanted.kind is SourceKind.EVENT:
-            cursor = row.cursor if was and row.cursor is not None else await self._start(wanted)
+        if runs and source.kind is SourceKind.EVENT:
+            cursor = row.cursor if was and row.cursor is not None else await self._start(source)
         kept = None if row.applied is None else msgspec.json.decode(row.applied)
         applied = kept if applied is None else applied
         await connection.execute(
@@ -397,16 +456,19 @@ class Sources:
                 "next_tick": tick,
                 "next_at": at,
                 "cursor": cursor,
-                "kind": wanted.kind.value,
+                "kind": source.kind.value,
                 "origin": origin,
                 "definition": _json(after),
                 "applied": None if applied is None else _json(applied),
                 "paused": paused,
+                "token_id": caller().token_id,
             },
         )
+        if source.kind is SourceKind.FILES and changed.intersection(_WATCHED):
+            await self._roots.record(connection, row.id, source, refuse=check_root)
         if changed:
             about = {"fields": sorted(changed), "enabled": runs}
-            await self._log(connection, "change", wanted.name, about)
+            await self._log(connection, "change", source.name, about)
 
     async def _start(self, source: NewSource) -> str | None:
         """Where an event source begins: with what happens from now on."""
@@ -426,24 +488,24 @@ class Sources:
 
     async def forget(self, older_than_sec: float, limit: int) -> int:
         """Delete old firings and keys, what deleted sources left, and work that ended long ago."""
-        own = {**self._database.now, "older_than": older_than_sec, "limit": limit}
+        parameters = {**self._database.now, "older_than": older_than_sec, "limit": limit}
         total = 0
         for statement in ("forget_firings", "forget_keys", "forget_orphans", "forget_orphaned_keys"):
             while True:
                 async with self._database.connection() as connection:
-                    deleted = (await connection.execute(_SQL[statement], own)).rowcount
+                    deleted = (await connection.execute(_SQL[statement], parameters)).rowcount
                 total += deleted
                 if deleted < limit:
                     break
-        return total + await self._forget_work(own, limit)
+        return total + await self._forget_work(parameters, limit)
 
-    async def _forget_work(self, own: Mapping[str, Any], limit: int) -> int:
+    async def _forget_work(self, parameters: Mapping[str, Any], limit: int) -> int:
         """Go through all work once: mark what has ended, delete what is old."""
         after, after_id, deleted = datetime.min.replace(tzinfo=UTC), "", 0
         while True:
             place = {"after": after, "after_id": after_id}
             async with self._database.connection() as connection:
-                rows = await fetch_rows(connection, _WorkRow, _SQL["forget_work"], {**own, **place})
+                rows = await fetch_rows(connection, _WorkRow, _SQL["forget_work"], {**parameters, **place})
             deleted += sum(row.deleted for row in rows)
             if len(rows) < limit:
                 return deleted
@@ -460,9 +522,9 @@ def _next(source: NewSource, created_at: datetime, now: datetime) -> tuple[datet
 
 
 def _all_checked(sources: Sequence[NewSource]) -> dict[str, NewSource]:
-    """By name; raises InvalidInputError with the faults of all of them."""
+    """The sources by name; raises InvalidInputError with the faults of all of them."""
     faults: list[tuple[str, str]] = []
-    found: dict[str, NewSource] = {}
+    by_name: dict[str, NewSource] = {}
     names: set[str] = set()
     if len(sources) > MAX_SOURCES_AT_ONCE:
         raise InvalidInputError(errors=[("sources", f"must be at most {MAX_SOURCES_AT_ONCE}")])
@@ -472,17 +534,17 @@ def _all_checked(sources: Sequence[NewSource]) -> dict[str, NewSource]:
             faults.append((f"{place}.name", f"{source.name!r} is used twice"))
         names.add(source.name)
         try:
-            found[source.name] = checked(source)
+            by_name[source.name] = checked(source)
         except InvalidInputError as error:
             faults += [(f"{place}.{field}" if field else place, fault) for field, fault in error.errors]
     if faults:
         raise InvalidInputError(errors=faults)
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))
 
 
-def _difference(applied: bytes | None, current: NewSource, given: NewSource) -> dict[str, tuple[Any, Any]]:
+def _difference(applied: bytes | None, current: NewSource, source: NewSource) -> dict[str, tuple[Any, Any]]:
     """Fields that applying changes, with the values before and after; none if it was applied before."""
-    after = definition_of(given)
+    after = definition_of(source)
     if applied is not None and msgspec.json.decode(applied) == after:
         return {}
     before = definition_of(current)
@@ -491,9 +553,9 @@ def _difference(applied: bytes | None, current: NewSource, given: NewSource) -> 
     }
 
 
-def _converted(given: Mapping[str, Any]) -> NewSource:
+def _converted(fields: Mapping[str, Any]) -> NewSource:
     try:
-        return msgspec.convert(given, NewSource)
+        return msgspec.convert(fields, NewSource)
     except msgspec.ValidationError as error:
         raise invalid_input(error) from None
 

@@ -1,8 +1,24 @@
 -- fragment: source_columns
     source.id, source.version, source.created_at, source.updated_at, source.updated_by, source.next_at, source.next_tick, source.paused, source.name, source.kind, source.origin,
-    source.definition, source.applied, last.outcome AS last_outcome, last.last_at AS last_fired_at, opened.tasks AS open_tasks
+    source.definition, source.applied, last.outcome AS last_outcome, last.last_at AS last_fired_at, opened.tasks AS open_tasks,
+    EXISTS (SELECT FROM lineshaft.token WHERE token.id = source.token_id AND token.revoked_at IS NOT NULL) AS token_revoked,
+    clock.now,
+    CASE WHEN source.kind = 'files' THEN (
+        SELECT jsonb_agg(jsonb_build_object(
+            'name', watcher.name, 'folders', watcher.folders, 'fault', watcher.faults ->> source.name, 'looked_at', watcher.looked_at
+        ))
+        FROM lineshaft.file_watcher AS watcher
+    ) END AS watchers,
+    CASE WHEN source.kind = 'event' THEN (
+        SELECT count(*) FROM (
+            SELECT firing.at, firing.outcome FROM lineshaft.firing WHERE firing.source_id = source.id
+            ORDER BY firing.id DESC LIMIT coalesce((source.definition ->> 'max_per_minute')::integer, 1000)
+        ) AS recent
+        WHERE recent.outcome = 'created' AND recent.at > clock.now - interval '1 minute'
+    ) ELSE 0 END AS created_lately
 
 -- fragment: source_details
+CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 LEFT JOIN LATERAL (
     SELECT tally.outcome, tally.last_at FROM lineshaft.source_tally AS tally WHERE tally.source_id = source.id
     ORDER BY tally.last_at DESC LIMIT 1
@@ -57,10 +73,10 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS now
 
 -- name: insert_source
 -- Nothing if another transaction has just created it.
-INSERT INTO lineshaft.source (created_at, updated_at, updated_by, next_tick, next_at, cursor, name, kind, origin, definition, applied)
+INSERT INTO lineshaft.source (created_at, updated_at, updated_by, next_tick, next_at, cursor, name, kind, origin, definition, applied, token_id)
 VALUES (
     coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(actor)s::text, %(next_tick)s::timestamptz,
-    %(next_at)s::timestamptz, %(cursor)s::text, %(name)s::text, %(kind)s::text, %(origin)s::text, %(definition)s::jsonb, %(applied)s::jsonb
+    %(next_at)s::timestamptz, %(cursor)s::text, %(name)s::text, %(kind)s::text, %(origin)s::text, %(definition)s::jsonb, %(applied)s::jsonb, %(token_id)s::text
 )
 ON CONFLICT (name) DO NOTHING
 RETURNING id
@@ -70,8 +86,13 @@ UPDATE lineshaft.source
 SET version = nextval('lineshaft.source_version'), updated_at = coalesce(%(now)s::timestamptz, now()), updated_by = %(actor)s::text,
     next_tick = %(next_tick)s::timestamptz, next_at = %(next_at)s::timestamptz,
     kind = %(kind)s::text, origin = %(origin)s::text, definition = %(definition)s::jsonb, applied = %(applied)s::jsonb,
-    paused = %(paused)s::boolean, cursor = %(cursor)s::text
+    paused = %(paused)s::boolean, cursor = %(cursor)s::text, token_id = %(token_id)s::text
 WHERE id = %(id)s::bigint
+
+-- name: set_token
+-- The same definition again, with another token.
+UPDATE lineshaft.source SET token_id = %(token_id)s::text
+WHERE id = %(id)s::bigint AND token_id IS DISTINCT FROM %(token_id)s::text
 
 -- name: delete_source
 -- The janitor deletes its history.

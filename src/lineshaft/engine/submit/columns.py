@@ -1,19 +1,16 @@
 """New tasks as columns of the tables `task`, `task_live` and `event`."""
 
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from lineshaft.engine.caller import caller
 from lineshaft.engine.postgres.copy import Column, Constant
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
 from lineshaft.model.priority import PriorityInputs, lane_boost, rank, rekey_at
 from lineshaft.model.tasks import TaskRow
-
-#: The name of the token of the call that submits; None: the call has none, or isn't over HTTP.
-submitting_token: ContextVar[str | None] = ContextVar("submitting_token", default=None)
 
 _CREATED, _CREATED_READY = "{task.created}", "{task.created,task.ready}"
 
@@ -36,7 +33,6 @@ _ROW_COLUMNS = (
     "tags",
     "created_by",
     "created_by_token",
-    "surface",
     "deadline",
     "run_at",
     "priority_boost_per_minute",
@@ -47,6 +43,8 @@ _ROW_COLUMNS = (
     "require_decision_report",
     "ignore_failure",
     "expire_at_deadline",
+    "open_limits",
+    "type_revision",
 )
 LIVE_COLUMNS = (
     "status",
@@ -69,6 +67,7 @@ LIVE_COLUMNS = (
     "is_gated",
     "expires",
     "max_cost_usd",
+    "max_total_cost_usd",
 )
 
 
@@ -116,6 +115,7 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
         "spec": [draft.spec.decode() for draft in drafts],
         "inputs": [json_text(draft.stored_inputs()) for draft in drafts],
         "key": [draft.key for draft in drafts],
+        "surface": [json_text(draft.surface) for draft in drafts],
         "parent_id": [draft.parent_id for draft in drafts],
         "is_batch": [draft.is_batch for draft in drafts],
         **columns,
@@ -129,6 +129,7 @@ def task_values(draft: Draft) -> dict[str, Any]:
         "id": draft.id,
         "dag_id": draft.dag_id,
         "spec": draft.spec.decode(),
+        "surface": json_text(draft.surface),
         "lane_id": draft.lane_id,
         "boost": lane_boost(draft.row.priority_boost_per_minute),
     }
@@ -156,8 +157,7 @@ def _row_values(row: TaskRow) -> tuple[Any, ...]:
         json_text(row.gates),
         array_literal(row.tags),
         row.created_by,
-        submitting_token.get(),
-        json_text(row.surface),
+        caller().token,
         row.deadline,
         row.run_at,
         row.priority_boost_per_minute,
@@ -168,6 +168,8 @@ def _row_values(row: TaskRow) -> tuple[Any, ...]:
         row.require_decision_report,
         row.ignore_failure,
         row.expire_at_deadline,
+        row.open_limits,
+        row.type_revision,
     )
 
 
@@ -246,4 +248,5 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         row.gates is not None or row.require_decision_report,
         row.expire_at_deadline,
         row.max_cost_usd,
+        row.max_total_cost_usd,
     )

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lineshaft.engine.caller import caller
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.copy import Column, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_row
-from lineshaft.engine.submit.columns import submitting_token
 from lineshaft.engine.submit.drafts import DagDraft
-from lineshaft.engine.transition.changes import LockedTask
 from lineshaft.types import Submitted, SubmittedDag
 
 _SQL = catalog.load(__name__)
@@ -24,8 +24,7 @@ class _KnownDag(NamedTuple):
 
 
 async def insert_dag(connection: Connection, now: Mapping[str, Any], dag: DagDraft, total: int) -> None:
-    token = submitting_token.get()
-    values = {**now, **dag.parameters(), "created_by_token": token, "total": total}
+    values = {**now, **dag.parameters(), "created_by_token": caller().token, "total": total}
     await connection.execute(_SQL["insert_dag"], values)
 
 

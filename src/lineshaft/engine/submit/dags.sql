@@ -15,9 +15,10 @@ WITH made AS (
     SELECT
         task.dag_id, task.title, task.created_by, task.created_by_token,
         CASE WHEN live.id IS NULL THEN 'failed' WHEN live.epoch > 0 THEN 'running' ELSE 'pending' END::lineshaft.dag_status,
-        1, (live.id IS NULL)::integer, coalesce(live.reserved_usd, 0),
+        1, (live.id IS NULL)::integer,
+        coalesce(live.reserved_usd, 0) + (SELECT coalesce(sum(gate_run.reserved_usd), 0) FROM lineshaft.gate_run WHERE gate_run.task_id = task.id),
         -- What an attempt spends above its reservation counts at once.
-        coalesce(live.cost_usd + greatest(live.attempt_cost_usd - live.reserved_usd, 0), ended.cost_usd), task.created_at, ended.ended_at
+        coalesce(live.cost_usd + lineshaft.booked_1(live.attempt_cost_usd, live.reserved_usd, true), ended.cost_usd), task.created_at, ended.ended_at
     FROM lineshaft.task
     LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
     LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id

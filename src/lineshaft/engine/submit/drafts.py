@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from lineshaft.engine.submit.surface import stored_surface
 from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
 from lineshaft.model import graph
@@ -32,6 +33,8 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     #: Shared by uniform tasks of a call; the spec is separate.
     row: TaskRow
     spec: bytes
+    #: What a compatible API received and returns unchanged.
+    surface: bytes | None = None
     place: str
     parent_id: str | None
     dag_id: str
@@ -103,6 +106,7 @@ def draft_task(
         id=task_id,
         row=row,
         spec=spec,
+        surface=stored_surface(task, place),
         place=place,
         parent_id=task.parent_id if parent is None else parent.id,
         dag_id=dag,

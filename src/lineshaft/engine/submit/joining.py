@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
+from lineshaft.engine.live.task_locks import TaskLocks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.submit.dags import give_dags_rows
 from lineshaft.engine.submit.drafts import Draft
-from lineshaft.engine.transition.task_locks import TaskLocks
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.model.states import Status
 
@@ -22,7 +22,7 @@ _SQL = catalog.load(__name__)
 _DAG_STATUS = {Status.COMPLETED: "completed", Status.CANCELLED: "cancelled"}
 
 
-class _Member(Struct, frozen=True):
+class _DagMember(Struct, frozen=True):
     id: str
     dag_id: str
 
@@ -61,7 +61,7 @@ class Joining:
         """The DAGs of existing parents."""
         if not ids:
             return {}
-        found = await fetch_rows(connection, _Member, _SQL["read_parents"], {"ids": sorted(ids)})
+        found = await fetch_rows(connection, _DagMember, _SQL["read_parents"], {"ids": sorted(ids)})
         parents = {parent.id: parent.dag_id for parent in found}
         if missing := sorted(set(ids) - parents.keys()):
             raise NotFoundError(f"There is no task {missing[0]} (parent_id); nothing was changed.")
@@ -70,7 +70,7 @@ class Joining:
     async def _give_rows(self, connection: Connection, dag_ids: Sequence[str], new: Sequence[Draft]) -> None:
         """Make virtual DAGs real ones."""
         while missing := await self._without_row(connection, dag_ids):
-            members = await fetch_rows(connection, _Member, _SQL["standalone_tasks"], {"dag_ids": missing})
+            members = await fetch_rows(connection, _DagMember, _SQL["standalone_tasks"], {"dag_ids": missing})
             if unknown := sorted(set(missing) - {member.dag_id for member in members}):
                 raise _unknown_dag(unknown[0], new)
             dags = {member.id: member.dag_id for member in members}

@@ -4,15 +4,19 @@ The janitor deletes lanes that have not been used for an hour, so a cached numbe
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import array_literal
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
 from lineshaft.errors import RateLimitedError
+from lineshaft.model.budget import attempt_limit
 from lineshaft.model.priority import Lane
+from lineshaft.types.work import Spent
 
 #: The most lanes that may have claimable tasks when a submission needs another one.
 MAX_LANES = 2_000
@@ -52,6 +56,13 @@ class _FoundLane(NamedTuple):
     retired: bool
 
 
+class _LaneRow(NamedTuple):
+    type: str
+    required_capabilities: list[str]
+    models: list[str]
+    boost_per_minute: float
+
+
 class _LaneCounts(NamedTuple):
     waiting: int
     unretired: int
@@ -87,6 +98,26 @@ class Lanes:
                 await self._check_number(connection, len(unknown))
             await connection.execute(_SQL["create_lanes"], _columns(unknown))
         raise AssertionError(f"lanes are deleted as soon as they are created: {unknown}")
+
+    async def next(
+        self, connection: Connection, task: LockedTask, spent: Spent, models: Sequence[str] | None = None
+    ) -> int:
+        """The lane of a task after an attempt: by what is left of its limit, and by other models, if any."""
+        if task.max_total_cost_usd is None and models is None:
+            return task.lane_id
+        limit = attempt_limit(task.max_cost_usd, task.max_total_cost_usd, task.cost_usd + spent.cost(task))
+        return await self.like(connection, task.lane_id, limit, models)
+
+    async def like(
+        self, connection: Connection, lane_id: int, limit: Decimal | None, models: Sequence[str] | None = None
+    ) -> int:
+        """The lane like this one for tasks with this limit; after failures its models are fallback models."""
+        row = await fetch_row(connection, _LaneRow, _SQL["read_lane"], {"id": lane_id})
+        if row is None:
+            raise AssertionError("a live task has a lane")
+        models = row.models if models is None else models
+        lane = Lane.of(row.type, row.required_capabilities, models, row.boost_per_minute, limit)
+        return (await self.find(connection, [lane]))[lane].id
 
     async def create_outside(self, connection: Connection, database: Database, lanes: Iterable[Lane]) -> None:
         """Create and cache what the caller's transaction needs, on another connection.
@@ -136,8 +167,8 @@ class Lanes:
                 f"{self._max_lanes} are allowed (LINESHAFT_MAX_LANES), and {most} together with those that "
                 "have other tasks, or had some within the last hours. Each combination of type, "
                 "required_capabilities, model_preferences, priority_boost_per_minute and magnitude of "
-                "max_cost_usd is a lane: use fewer of them, or submit again when waiting tasks are done. "
-                "Nothing was changed."
+                "max_cost_usd, or of what is left of max_total_cost_usd, is a lane: use fewer of them, or "
+                "submit again when waiting tasks are done. Nothing was changed."
             )
 
 

@@ -12,6 +12,9 @@ JOIN lineshaft.lane
  AND coalesce(lane.cost_from_usd, -1) = coalesce(wanted.cost, -1)
 WHERE (SELECT pg_current_xact_id()) IS NOT NULL
 
+-- name: read_lane
+SELECT type, required_capabilities, models, boost_per_minute FROM lineshaft.lane WHERE id = %(id)s::integer
+
 -- name: reuse_lanes
 -- Lanes that the janitor has retired; one that it has just deleted is missing from the result.
 UPDATE lineshaft.lane SET retired_at = NULL, retired_by = NULL

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from lineshaft.engine.artifacts.references import refer, unknown_artifacts
+from lineshaft.engine.live.upstream import hold_upstream
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection, Database
@@ -46,8 +47,8 @@ from lineshaft.engine.submit.drafts import (
     renamed,
 )
 from lineshaft.engine.submit.joining import Joining
+from lineshaft.engine.submit.known_types import TypeCache
 from lineshaft.engine.submit.lanes import KnownLane, Lanes, wake_lanes
-from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import (
     AlreadyExistsError,
     DependencyNotFoundError,
@@ -56,7 +57,7 @@ from lineshaft.errors import (
 from lineshaft.model.priority import Lane, lane_boost
 from lineshaft.model.resolving import all_alike
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import DEFAULT_RULES, NewTask, TaskRules
+from lineshaft.model.tasks import DEFAULT_RULES, KnownTypes, NewTask, TaskRules
 from lineshaft.types import Submitted, SubmittedDag
 
 T = TypeVar("T")
@@ -85,36 +86,54 @@ class Submission:
         self._database = database
         self._lanes = lanes
         self._joining = Joining(database)
-        #: Checks and defaults of new tasks.
+        #: Checks and defaults of new tasks, without those of types.
         self.rules = rules
+        self.types = TypeCache(database)
 
     async def submit(
-        self, tasks: Sequence[NewTask], *, connection: Connection | None = None, is_short: bool = False
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        preset: str | None = None,
+        connection: Connection | None = None,
+        is_short: bool = False,
     ) -> list[Submitted]:
         """Submit standalone tasks; they may depend on existing tasks, but not on each other.
+
+        Tasks that name no preset get that of the API they come over, `preset`, or else `factory`.
 
         With a `connection`, the submission is part of that connection's transaction. If that `is_short`, new
         lanes are created in it too.
         """
+        rules = self.rules if preset is None else self.rules._replace(preset=preset)
+
+        def submit(types: KnownTypes) -> Awaitable[list[Submitted]]:
+            return self._submit(tasks, rules._replace(types=types), connection, is_short=is_short)
+
+        return await self.types.submit(submit, connection)
+
+    async def _submit(
+        self, tasks: Sequence[NewTask], rules: TaskRules, connection: Connection | None, *, is_short: bool
+    ) -> list[Submitted]:
         if connection is None and len(tasks) >= _COPY_FROM and _is_simple(tasks[0]) and all_alike(tasks):
-            return await self._submit_uniform(tasks)
-        heads, drafts = await off_the_loop(tasks, partial(draft_each, tasks, self.rules))
+            return await self._submit_uniform(tasks, rules)
+        heads, drafts = await off_the_loop(tasks, partial(draft_each, tasks, rules))
         # A batch has a real DAG; the DAG of any other standalone task is virtual.
         dags = [
             DagDraft(id=head.dag_id, title=head.row.title, created_by=head.row.created_by)
             for head in heads
             if head.live_dag_id is not None and not head.joins
         ]
-        results = await self._write(drafts, dags, connection, is_short=is_short)
+        results = await self._write(drafts, dags, rules.types, connection, is_short=is_short)
         return [results[head.id] for head in heads]
 
-    async def _submit_uniform(self, tasks: Sequence[NewTask]) -> list[Submitted]:
+    async def _submit_uniform(self, tasks: Sequence[NewTask], rules: TaskRules) -> list[Submitted]:
         check_number(len(tasks))
-        uniform = UniformTasks(tasks, self.rules)
+        uniform = UniformTasks(tasks, rules)
 
         async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, KnownLane]]:
             lanes = await self._lanes.find(connection, [uniform.row.lane], for_new_tasks=True)
-            clock = await self._read_clock(connection)
+            clock = await self._read_clock(connection, rules.types)
             ((lane_id, _),) = lanes.values()
             await uniform.write(connection, lane_id, clock.now, clock.generation)
             if uniform.row.run_at is None or uniform.row.run_at <= clock.now:
@@ -145,41 +164,46 @@ class Submission:
             budget_ceiling_usd=budget_ceiling_usd,
             created_by=created_by,
             idempotency_key=idempotency_key,
-            rules=self.rules,
         )
-        dag, heads, drafts = await off_the_loop(tasks, draft)
 
-        async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, KnownLane]]:
-            existing = await take_dag_key(connection, dag, {key: head.id for key, head in heads.items()})
-            if existing is not None:
-                return existing, {}
-            results, lanes = await self._write_in(connection, drafts, [dag])
-            return SubmittedDag(dag.id, {key: results[head.id] for key, head in heads.items()}), lanes
+        async def submit(types: KnownTypes) -> SubmittedDag:
+            rules = self.rules._replace(types=types)
+            dag, heads, drafts = await off_the_loop(tasks, partial(draft, rules=rules))
 
-        if not is_short:
-            await self._create_lanes_outside(connection, drafts)
-        return await self._run(write, len(drafts), connection)
+            async def write(connection: Connection) -> tuple[SubmittedDag, dict[Lane, KnownLane]]:
+                existing = await take_dag_key(connection, dag, {key: head.id for key, head in heads.items()})
+                if existing is not None:
+                    return existing, {}
+                results, lanes = await self._write_in(connection, drafts, [dag], types)
+                return SubmittedDag(dag.id, {key: results[head.id] for key, head in heads.items()}), lanes
+
+            if not is_short:
+                await self._create_lanes_outside(connection, drafts)
+            return await self._run(write, len(drafts), connection)
+
+        return await self.types.submit(submit, connection)
 
     async def _write(
         self,
         drafts: list[Draft],
         dags: list[DagDraft],
+        types: KnownTypes,
         connection: Connection | None,
         *,
         is_short: bool,
     ) -> dict[str, Submitted]:
-        if connection is None and not dags and await self._insert_in_one_statement(drafts):
+        if connection is None and not dags and await self._insert_in_one_statement(drafts, types):
             return {draft.id: Submitted(draft.id) for draft in drafts}
         if not is_short:
             await self._create_lanes_outside(connection, drafts)
-        return await self._run(lambda own: self._write_in(own, drafts, dags), len(drafts), connection)
+        return await self._run(lambda own: self._write_in(own, drafts, dags, types), len(drafts), connection)
 
     async def _create_lanes_outside(self, connection: Connection | None, drafts: list[Draft]) -> None:
         if connection is not None:
             lanes = [draft.row.lane for draft in drafts]
             await self._lanes.create_outside(connection, self._database, lanes)
 
-    async def _insert_in_one_statement(self, drafts: list[Draft]) -> bool:
+    async def _insert_in_one_statement(self, drafts: list[Draft], types: KnownTypes) -> bool:
         """Possible for a few standalone tasks of cached lanes; returns False if these are not."""
         if not 0 < len(drafts) < _COPY_FROM or not all(map(is_standalone, drafts)):
             return False
@@ -188,10 +212,11 @@ class Submission:
             return False
         for draft in drafts:
             draft.lane_id = lanes[draft.row.lane]
+        common = {**self._database.now, "known_revision": types.revision}
         if len(drafts) == 1:
-            call = _SQL["insert_task"], {**self._database.now, **task_values(drafts[0])}
+            call = _SQL["insert_task"], common | task_values(drafts[0])
         else:
-            call = _SQL["insert_tasks"], {**self._database.now, **_columns(drafts)}
+            call = _SQL["insert_tasks"], common | _columns(drafts)
         with _reporting_duplicate_ids():
             await self._database.run_alone(lambda own: pipelined(own, call))
         return True
@@ -213,15 +238,19 @@ class Submission:
         return results
 
     async def write_in(
-        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
+        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft], types: KnownTypes
     ) -> dict[str, Submitted]:
-        """Write drafts as part of another operation's transaction, outside a pipeline."""
+        """Write drafts as part of another operation's transaction, outside a pipeline.
+
+        The drafts have the defaults of these types. If those have changed, the transaction must run again, in
+        `types.submit`.
+        """
         with _reporting_duplicate_ids():
-            results, _ = await self._write_in(connection, drafts, dags)
+            results, _ = await self._write_in(connection, drafts, dags, types)
         return results
 
     async def _write_in(
-        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft]
+        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft], types: KnownTypes
     ) -> tuple[dict[str, Submitted], dict[Lane, KnownLane]]:
         results: dict[str, Submitted] = {}
         new, satisfied = drafts, set[str]()
@@ -249,12 +278,13 @@ class Submission:
             for dag in dags:
                 await insert_dag(connection, self._database.now, dag, totals[dag.id])
         if len(new) < _COPY_FROM:
-            await self._insert(connection, new)
+            await self._insert(connection, new, types)
         else:
-            await self._copy(connection, new)
+            await self._copy(connection, new, types)
         edges = [(draft.id, name) for draft in new for name in draft.depends_on]
         copy_edges = len(edges) >= _COPY_FROM and len(new) >= _COPY_FROM
         await insert_edges(connection, edges, satisfied, copy=copy_edges)
+        await self._raise_paths(connection, new, satisfied)
         for dag in dags:
             await log_dag_created(connection, self._database.now, dag.id)
         return results | {draft.id: Submitted(draft.id) for draft in new}, lanes
@@ -281,14 +311,15 @@ class Submission:
             },
         )
         owners = {key: _KeyOwner(key, keyed[key].id, keyed[key].content) for key in taken}
-        if lost := [key for key in keys if key not in owners]:
-            rows = await fetch_rows(connection, _KeyOwner, _SQL["read_keys"], {"keys": lost})
+        if lost := keyed.keys() - owners.keys():
+            rows = await fetch_rows(connection, _KeyOwner, _SQL["read_keys"], {"keys": sorted(lost)})
             owners |= {row.key: row for row in rows}
         results: dict[str, Submitted] = {}
         for draft in drafts:
             if draft.row.idempotency_key is not None:
                 owner = owners[draft.row.idempotency_key]
-                if owner.task_id != draft.id:
+                # A repeated call may name the id that the first one did.
+                if owner.task_id != draft.id or owner.key in lost:
                     mismatch = draft.content not in bytes(owner.content_hash)
                     results[draft.id] = Submitted(owner.task_id, duplicate=True, mismatch=mismatch)
         await self._report_duplicates(
@@ -337,6 +368,18 @@ class Submission:
                     )
         return {name for name, status in statuses.items() if status is Status.COMPLETED}
 
+    async def _raise_paths(self, connection: Connection, new: list[Draft], satisfied: set[str]) -> None:
+        """Existing tasks that new ones wait for have longer critical paths now."""
+        own = {draft.id for draft in new}
+        lengths: dict[str, int] = {}
+        for draft in new:
+            for name in draft.depends_on:
+                if name not in own and name not in satisfied:
+                    lengths[name] = max(lengths.get(name, 0), draft.downstream + 1)
+        if lengths:
+            parameters = {**self._database.now, "ids": list(lengths), "lengths": list(lengths.values())}
+            await connection.execute(_SQL["raise_paths"], parameters)
+
     async def _refer_to_artifacts(self, connection: Connection, new: list[Draft]) -> None:
         """Keep the artifacts that tasks get as inputs; rejects unknown ones."""
         unknown = await refer(connection, {draft.id: draft.row.context_artifacts for draft in new})
@@ -347,18 +390,20 @@ class Submission:
                     errors=[(f"{place}spec.context_refs", unknown_artifacts(sorted(found)))]
                 )
 
-    async def _insert(self, connection: Connection, new: list[Draft]) -> None:
+    async def _insert(self, connection: Connection, new: list[Draft], types: KnownTypes) -> None:
         if new:
-            await connection.execute(_SQL["insert_tasks"], {**self._database.now, **_columns(new)})
+            common = {**self._database.now, "known_revision": types.revision}
+            await connection.execute(_SQL["insert_tasks"], common | _columns(new))
 
-    async def _read_clock(self, connection: Connection) -> _Clock:
-        clock = await fetch_row(connection, _Clock, _SQL["read_clock"], self._database.now)
+    async def _read_clock(self, connection: Connection, types: KnownTypes) -> _Clock:
+        known = {**self._database.now, "known_revision": types.revision}
+        clock = await fetch_row(connection, _Clock, _SQL["read_clock"], known)
         if clock is None:
             raise AssertionError("read_clock returns one row")
         return clock
 
-    async def _copy(self, connection: Connection, new: list[Draft]) -> None:
-        now, generation = await self._read_clock(connection)
+    async def _copy(self, connection: Connection, new: list[Draft], types: KnownTypes) -> None:
+        now, generation = await self._read_clock(connection, types)
         live = live_columns(new, now, generation)
         await copy_all(
             connection,

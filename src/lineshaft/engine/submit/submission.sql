@@ -1,11 +1,29 @@
 -- These statements also run in callers' transactions.
 
+-- fragment: knows_types
+-- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it.
+CASE
+    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN true
+    ELSE lineshaft.refuse_stale_types_1()
+END
+
+-- name: raise_paths
+-- New tasks lengthen the critical paths of existing tasks above them. Waiters are notified, because a claim skips these rows until the commit.
+SELECT
+    -- include: notify_lanes
+FROM (
+    SELECT lane_id FROM lineshaft.raise_paths_1(%(ids)s::text[], %(lengths)s::smallint[], coalesce(%(now)s::timestamptz, now())) AS lane_id
+) AS moved
+HAVING count(*) > 0
+
 -- name: read_clock
 -- A bulk submission computes ranks in Python. Here and below the transaction gets its xid before it reads the generation number, so that
 -- close_generations knows that it is going to write there.
 SELECT
     coalesce(%(now)s::timestamptz, now()) AS now,
     (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL) AS generation
+WHERE
+    -- include: knows_types
 
 -- name: take_keys
 -- The first transaction to insert a key owns it. Sorted, so that two submissions with the same keys can't deadlock. An expired key is
@@ -41,32 +59,34 @@ new AS MATERIALIZED (
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
         %(max_duration_sec)s::double precision[], %(heartbeat_interval_sec)s::double precision[], %(priority)s::smallint[],
         %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
-        %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
+        %(open_limits)s::smallint[], %(type_revision)s::integer[], %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
         id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by,
         created_by_token, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, ignore_failure, expire_at_deadline, is_batch, lane_id, boost, blocked, downstream, n
+        require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, lane_id, boost, blocked, downstream, n
     )
+    WHERE
+        -- include: knows_types
 ),
 stored AS (
     INSERT INTO lineshaft.task (
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences, fallback_models,
         max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
-        ignore_failure, expire_at_deadline, is_batch, created_at
+        ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, created_at
     )
     SELECT
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities::text[], model_preferences::text[],
         fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags::text[], created_by, created_by_token, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
-        require_decision_report, ignore_failure, expire_at_deadline, is_batch, clock.now
+        require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, clock.now
     FROM new CROSS JOIN clock
 ),
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
-        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires, max_cost_usd
+        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires, max_cost_usd, max_total_cost_usd
     )
     SELECT
         id, live_dag_id,
@@ -79,7 +99,7 @@ placed AS (
         CASE WHEN run_at > clock.now THEN run_at END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
         lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
-        expire_at_deadline, max_cost_usd
+        expire_at_deadline, max_cost_usd, max_total_cost_usd
     FROM new CROSS JOIN clock
     ORDER BY n
     RETURNING id, dag_id, status, lane_id, submission_no
@@ -102,7 +122,8 @@ WITH stored AS (
     INSERT INTO lineshaft.task (
         id, dag_id, type, title, preset, spec, required_capabilities, model_preferences, fallback_models, max_cost_usd, max_total_cost_usd,
         lock_key, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at, priority_boost_per_minute,
-        max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report, expire_at_deadline, created_at
+        max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report, expire_at_deadline, open_limits, type_revision,
+        created_at
     )
     VALUES (
         %(id)s::text, %(dag_id)s::text, %(type)s::text, %(title)s::text, %(preset)s::text, %(spec)s::jsonb,
@@ -111,13 +132,14 @@ WITH stored AS (
         %(created_by)s::text, %(created_by_token)s::text, %(surface)s::jsonb, %(deadline)s::timestamptz, %(run_at)s::timestamptz,
         %(priority_boost_per_minute)s::double precision, %(max_duration_sec)s::double precision,
         %(heartbeat_interval_sec)s::double precision, %(priority)s::smallint, %(max_attempts)s::smallint,
-        %(require_decision_report)s::boolean, %(expire_at_deadline)s::boolean, coalesce(%(now)s::timestamptz, now())
+        %(require_decision_report)s::boolean, %(expire_at_deadline)s::boolean, %(open_limits)s::smallint, %(type_revision)s::integer,
+        coalesce(%(now)s::timestamptz, now())
     )
 ),
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, heartbeat_sec, limit_sec, is_gated,
-        expires, max_cost_usd
+        expires, max_cost_usd, max_total_cost_usd
     )
     SELECT
         %(id)s::text, CASE WHEN waits THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status, %(lane_id)s::integer, %(priority)s::smallint,
@@ -129,12 +151,14 @@ placed AS (
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
-        %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric
+        %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric, %(max_total_cost_usd)s::numeric
     FROM (
         SELECT
             coalesce(%(now)s::timestamptz, now()) AS now,
             coalesce(%(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now()), false) AS waits
     ) AS clock
+    WHERE
+        -- include: knows_types
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id)

@@ -9,22 +9,21 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from lineshaft.engine.feed.actor import with_actor
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
-from lineshaft.engine.review.reviews import LockedDeadLetter, NewReview, Reviews
-from lineshaft.engine.transition.changes import Changes, LockedTask, log_events
-from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.dependencies import TaskDependencies
+from lineshaft.engine.transition.effects import Effects, log_events
+from lineshaft.engine.transition.reviews import LockedDeadLetter, NewReview, Reviews
 from lineshaft.engine.transition.rows import NewEvent
-from lineshaft.engine.transition.task_locks import HELD
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidTransitionError, LineshaftError, NotFoundError, UnavailableError
-from lineshaft.model.states import Status
+from lineshaft.model.states import DEADLINE_MISSED, Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.types.work import UNREPORTED, Cancellation, Moved, Spent
 
 _SQL = catalog.load(__name__)
-DEADLINE_MISSED = "deadline missed"
 
 
 class _Member(Struct, frozen=True):
@@ -66,8 +65,8 @@ class _Subtree(Struct):
         ]
 
 
-class Cancel:
-    def __init__(self, transitions: Transitions, dependencies: Dependencies, reviews: Reviews) -> None:
+class Cancellations:
+    def __init__(self, transitions: Transitions, dependencies: TaskDependencies, reviews: Reviews) -> None:
         self._transitions = transitions
         self._database = transitions.database
         self._locks = transitions.locks
@@ -91,6 +90,11 @@ class Cancel:
             return cancelled
 
         return await self._database.run(work)
+
+    async def cancel_in(self, connection: Connection, ids: Sequence[str], reason: str) -> None:
+        """Cancel those of these tasks that haven't ended, with their dependents, as part of another act."""
+        if ids:
+            await self._cancel(connection, ids, reason, cascade=True, by_hand=True)
 
     async def cancel_many(self, ids: Sequence[str], reason: str) -> list[str]:
         """Cancel those of these tasks that haven't ended, with their dependents; returns those of `ids`."""
@@ -193,7 +197,7 @@ class Cancel:
         spent: dict[str, Spent] = {}
         if held is not None:
             task = subtree.live.get(held.claim.id)
-            if task is None or task.epoch != held.claim.epoch or task.status not in HELD:
+            if task is None or task.epoch != held.claim.epoch or not task.is_held:
                 return []
             if not await self._locks.book_checked(connection, subtree.live, {held.claim: held.spent}):
                 spent[task.id] = held.spent
@@ -202,9 +206,9 @@ class Cancel:
             return []
         if not subtree.live:
             return []
-        changes = self._transitions.changes()
-        _end(changes, subtree, reason, spent, missed=missed or {}, act=with_actor() if by_hand else {})
-        await self._write(connection, changes, subtree)
+        effects = self._transitions.effects()
+        _end(effects, subtree, reason, spent, missed=missed or {}, act=with_actor() if by_hand else {})
+        await self._write(connection, effects, subtree)
         return sorted(subtree.live)
 
     async def cancel_dead_letters(
@@ -219,11 +223,11 @@ class Cancel:
             {**self._database.now, "ids": list(reasons), "reasons": list(reasons.values())},
         )
         await self._log_dead_letters(connection, subtree, reasons, review)
-        changes = self._transitions.changes()
+        effects = self._transitions.effects()
         for name, found in subtree.dead_letters.items():
-            changes.cancel_dead_letter(name, found.dag_id)
-        _end(changes, subtree, reason, {}, missed={}, act=with_actor())
-        await self._write(connection, changes, subtree)
+            effects.cancel_dead_letter(name, found.dag_id)
+        _end(effects, subtree, reason, {}, missed={}, act=with_actor())
+        await self._write(connection, effects, subtree)
         return sorted([*subtree.dead_letters, *subtree.live])
 
     async def _log_dead_letters(
@@ -264,15 +268,15 @@ class Cancel:
         }
         return subtree
 
-    async def _write(self, connection: Connection, changes: Changes, subtree: _Subtree) -> None:
-        await self._transitions.write(connection, changes)
+    async def _write(self, connection: Connection, effects: Effects, subtree: _Subtree) -> None:
+        await self._transitions.write(connection, effects)
         # The critical paths above these tasks are shorter now.
         if waited := subtree.with_other_upstream():
             await self._dependencies.rekey_paths(connection, waited)
 
 
 def _end(
-    changes: Changes,
+    effects: Effects,
     subtree: _Subtree,
     reason: str,
     spent: Mapping[str, Spent],
@@ -284,10 +288,10 @@ def _end(
     for name, task in subtree.live.items():
         why = subtree.reason(name, reason)
         used = spent.get(name, UNREPORTED)
-        changes.end(task, Status.CANCELLED, spent=used, reason=why)
-        changes.attempt(task, "cancelled", spent=used)
+        effects.end(task, Status.CANCELLED, spent=used, reason=why)
+        effects.attempt(task, "cancelled", spent=used)
         if name in missed:
             data = {"deadline": missed[name], "reason": why}
-            changes.event(task, ["task.deadline_missed", "task.cancelled"], data)
+            effects.event(task, ["task.deadline_missed", "task.cancelled"], data)
         else:
-            changes.event(task, ["task.cancelled"], {"reason": why, **act})
+            effects.event(task, ["task.cancelled"], {"reason": why, **act})

@@ -30,7 +30,7 @@ LEFT JOIN lineshaft.task ON task.id = member.id
 -- name: expired_now
 SELECT id, lineshaft.iso(deadline) AS deadline
 FROM lineshaft.task_live
-WHERE id = ANY (%(ids)s::text[]) AND expires AND deadline <= coalesce(%(now)s::timestamptz, now())
+WHERE id = ANY (%(ids)s::text[]) AND lineshaft.is_expired_1(expires, deadline, coalesce(%(now)s::timestamptz, now()))
 
 -- name: dag_members
 -- The tasks of a DAG; of a virtual one, its only task.

@@ -7,7 +7,7 @@ single task, with what depends on it, is completed by a function (engine/claim/s
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -16,22 +16,16 @@ from lineshaft.engine.artifacts.references import refer, referred, referred_data
 from lineshaft.engine.claim.fast_path import FastClaim, FastPath
 from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
+from lineshaft.engine.live import spending, velocity
+from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.task_locks import LOCK_DEPENDENTS, LockedTask, claim_columns, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import column_literal, json_text, raw_json
-from lineshaft.engine.postgres.pipeline import Rows, pipelined, transaction
-from lineshaft.engine.postgres.rows import fetch_rows
-from lineshaft.engine.transition import spending
-from lineshaft.engine.transition.changes import (
-    UNBLOCK_DEPENDENTS,
-    LockedTask,
-    finished_batches,
-    judge_dags,
-    unpark_budget_waiters,
-    unpark_lock_waiters,
-)
-from lineshaft.engine.transition.fail import Fail
-from lineshaft.engine.transition.task_locks import LOCK_DEPENDENTS, claim_columns, has_duplicate_tasks
+from lineshaft.engine.postgres.pipeline import pipelined, transaction
+from lineshaft.engine.postgres.rows import fetch_rows, send
+from lineshaft.engine.transition.effects import UNBLOCK_DEPENDENTS, Unblocked, finished_batches, judge_dags
+from lineshaft.engine.transition.fail import Failures, over_own_limit
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import StaleClaimError
 from lineshaft.model import retry
@@ -55,8 +49,8 @@ class Gatekeeper(Protocol):
         ...
 
 
-class _Completed(NamedTuple):
-    """A row of `complete_tasks`."""
+class _Completed(Protocol):
+    """The columns of `complete_tasks`."""
 
     id: str
     dag_id: str | None
@@ -90,7 +84,7 @@ class _UnknownArtifactsError(Exception):
 class Acceptance:
     """Ends the validation of outputs: accepted or rejected."""
 
-    def __init__(self, transitions: Transitions, fail: Fail, breakers: Breakers) -> None:
+    def __init__(self, transitions: Transitions, fail: Failures, breakers: Breakers) -> None:
         self._transitions = transitions
         self._fail = fail
         self._breakers = breakers
@@ -98,10 +92,10 @@ class Acceptance:
     async def accept(self, connection: Connection, completions: Sequence[Completion]) -> None:
         """VALIDATING to COMPLETED. The tasks are locked."""
         parameters = {**self._transitions.now, **_completion_columns(completions), "accepted": True}
-        completed = await connection.execute(_SQL["complete_tasks"], parameters)
-        unblocked = await connection.execute(UNBLOCK_DEPENDENTS, parameters)
-        rows = list(map(_Completed._make, await completed.fetchall()))
-        await self.after_completion(connection, rows, await unblocked.fetchall())
+        # Both are sent before the first result is awaited.
+        completed = await send(connection, _SQL["complete_tasks"], parameters)
+        unblocked = await send(connection, UNBLOCK_DEPENDENTS, parameters)
+        await self.after_completion(connection, await completed.fetchall(), await unblocked.fetchall())
 
     async def reject(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
@@ -110,7 +104,7 @@ class Acceptance:
         return await self._fail.fail_locked(connection, failures)
 
     async def after_completion(
-        self, connection: Connection, completed: Sequence[_Completed], unblocked: Rows
+        self, connection: Connection, completed: Sequence[_Completed], unblocked: Sequence[Unblocked]
     ) -> None:
         if locks := sorted({task.lock_key for task in completed if task.lock_released and task.lock_key}):
             await unpark_lock_waiters(connection, locks)
@@ -156,9 +150,9 @@ class Acceptance:
         return [results[claim.id] for claim in claims]
 
 
-class Complete:
+class Completions:
     def __init__(
-        self, transitions: Transitions, acceptance: Acceptance, fail: Fail, gates: Gatekeeper | None
+        self, transitions: Transitions, acceptance: Acceptance, fail: Failures, gates: Gatekeeper | None
     ) -> None:
         """`gates`: None leaves tasks with gates VALIDATING."""
         self._transitions = transitions
@@ -189,6 +183,7 @@ class Complete:
             self._fast_path.tried(worked=2 * len(done) >= len(plain))
         rest = [item for item in completions if item.claim.id not in done]
         results = iter(await self._complete(rest) if rest else ())
+        await self._watch_velocity(completions)
         return [
             Moved(item.claim.id, Status.COMPLETED) if item.claim.id in done else next(results)
             for item in completions
@@ -206,14 +201,22 @@ class Complete:
             looked = await complete_and_claim(self._database, item, types=types)
             self._single_path.tried(worked=looked is not None)
             if looked is not None:
+                await self._watch_velocity([item])
                 return Moved(item.claim.id, Status.COMPLETED), looked
         recorded: set[str] = set()
         (moved,) = await self._complete([item], recorded)
+        await self._watch_velocity([item])
         if moved.id in recorded or moved.error is not None:
             return moved, None
         async with self._database.connection() as connection:
-            before = await claimed_with(connection, item.claim)
+            before = await claimed_with(connection, self._database.now, item.claim)
         return moved, FastClaim([] if before is None else [before], has_room=True)
+
+    async def _watch_velocity(self, completions: Sequence[Completion]) -> None:
+        """After the money is booked. Completions that report no cost book what was reported before."""
+        if any(item.spent.cost_usd for item in completions):
+            now = self._database.now
+            await self._database.run_alone(lambda own: velocity.look_if_due(own, now))
 
     async def _complete(
         self, completions: Sequence[Completion], recorded: set[str] | None = None
@@ -231,7 +234,7 @@ class Complete:
                 for statement in (LOCK_DEPENDENTS, _SQL["complete_tasks"], UNBLOCK_DEPENDENTS)
             ]
             async with transaction(connection, *calls) as (_, rows, unblocked):
-                completed = list(map(_Completed._make, rows))
+                completed: list[_Completed] = rows
                 if any(task.lock_lost for task in completed):
                     raise _LockLostError
                 await self._acceptance.after_completion(connection, completed, unblocked)
@@ -340,18 +343,17 @@ class Complete:
                 "outputs": column_literal([_stored_output(item) for _, item in items]),
             },
         )
-        changes = self._transitions.changes()
+        effects = self._transitions.effects()
         for task, _ in items:
-            changes.event(task, ["task.validating"])
-        await changes.write(connection)
+            effects.event(task, ["task.validating"])
+        await effects.write(connection)
         if self._gates is not None:
             await self._gates.begin(connection, [task.id for task, _ in items])
 
 
 def _failure(task: LockedTask, item: Completion, faults: Mapping[str, str]) -> Failure | None:
     """Why a completion is a failed attempt; None: it isn't."""
-    if task.max_cost_usd is not None and item.spent.cost(task) > task.max_cost_usd:
-        error = f"cost {item.spent.cost(task)} USD, more than max_cost_usd {task.max_cost_usd}"
+    if (error := over_own_limit(task, item.spent)) is not None:
         return Failure(item.claim, error, retry.FailureCategory.BUDGET_EXCEEDED, spent=item.spent)
     if task.id in faults:
         category = retry.FailureCategory.INVALID_OUTPUT

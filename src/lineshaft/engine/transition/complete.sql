@@ -25,12 +25,12 @@ gone AS (
       )
       -- A DAG that was created while this statement waited for the task can't be counted here: the caller tries again.
       AND (live.dag_id IS NULL OR (SELECT true FROM lineshaft.dag WHERE dag.id = live.dag_id))
-      -- An attempt that cost more than the task's limit is not accepted.
-      AND (
-        greatest(input.cost, live.attempt_cost_usd) <= live.reserved_usd
-        OR live.agent_id IS NULL
-        OR live.max_cost_usd IS NULL
-      )
+      -- An attempt that cost more than the task's limits is not accepted. Of an accepted output this was checked when it was handed in; the
+      -- attempt isn't to blame for what its gates have cost since then.
+      AND (%(accepted)s::boolean OR lineshaft.within_limit_1(
+        greatest(input.cost, live.attempt_cost_usd),
+        lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
+      ))
     RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.lock_owner, live.lock_token, live.ready_at, live.claimed_at, live.started_at,
         live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
         live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
@@ -51,15 +51,8 @@ freed AS (
     RETURNING instance.agent_id
 ),
 settled AS (
-    UPDATE lineshaft.agent
-    SET
-        -- include: settle_agent
-    FROM (
-        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved,
-            sum(actual - greatest(attempt_cost_usd - CASE WHEN agent_reserved THEN reserved_usd ELSE 0 END, 0)) AS actual
-        FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
-    ) AS share
-    WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0) AND (SELECT count(*) FROM freed) >= 0
+    -- include: settle_agents
+    AND (SELECT count(*) FROM freed) >= 0
     RETURNING agent.id
 ),
 -- The counts enforce the order: instances, agents, locks, DAGs, the day, the same as in claims.
@@ -87,21 +80,21 @@ dag_moved AS (
         END::lineshaft.dag_status,
         ended_at = CASE WHEN dag.completed + share.n + dag.cancelled = dag.total THEN clock.now ELSE dag.ended_at END
     FROM (
-        -- A gate that ran elsewhere returned the money when it began: only what an agent still held is settled here.
-        SELECT dag_id, count(*) AS n, sum(reserved_usd) AS reserved, coalesce(
-            sum(actual - greatest(attempt_cost_usd - reserved_usd, 0)) FILTER (WHERE agent_id IS NOT NULL), 0
-        ) AS actual
+        -- A gate that ran elsewhere returned the money and booked the cost when it began: of such a task both are 0 here.
+        SELECT dag_id, count(*) AS n,
+            -- include: dag_money
         FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
     ) AS share, clock
     WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) + (SELECT count(*) FROM lock_kept) >= 0
-    RETURNING dag.id, dag.status, dag.dead_lettered, share.reserved
+    RETURNING dag.id, dag.status, dag.dead_lettered, dag.cancelled, share.reserved
 ),
 share AS MATERIALIZED (
-    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved,
-        coalesce(sum(actual - greatest(attempt_cost_usd - CASE WHEN day_reserved THEN reserved_usd ELSE 0 END, 0)), 0) AS actual
-    FROM gone WHERE agent_id IS NOT NULL AND (SELECT count(*) FROM dag_moved) >= 0
+    -- include: day_money
+    WHERE (SELECT count(*) FROM dag_moved) >= 0
 ),
-day_freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0),
+day_freed AS (
+    -- include: free_day
+),
 day_spent AS (
     -- include: spend_today
 ),
@@ -122,8 +115,8 @@ dag_logged AS (
 troubled AS MATERIALIZED (SELECT key, state, probe_task_id FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
 SELECT
     gone.id, gone.dag_id,
-    -- For the caller: a DAG with a dead letter or with freed money, and locks that others wait for.
-    gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered > 0 OR reserved > 0) AS dag_needs_care,
+    -- For the caller: a DAG with a dead letter, a cancelled task or freed money, and locks that others wait for.
+    gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered + cancelled > 0 OR reserved > 0) AS dag_needs_care,
     gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
     -- The lock was taken away after this statement had begun.
     gone.status = 'RUNNING' AND gone.lock_token IS NOT NULL AND gone.lock_token NOT IN (
@@ -176,9 +169,9 @@ gone AS (
     WHERE live.id = input.id
       AND live.epoch = input.epoch
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
-      AND (
-        greatest(input.cost, live.attempt_cost_usd) <= live.reserved_usd
-        OR live.max_cost_usd IS NULL
+      AND lineshaft.within_limit_1(
+        greatest(input.cost, live.attempt_cost_usd),
+        lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
@@ -201,23 +194,17 @@ freed AS (
     RETURNING instance.agent_id
 ),
 settled AS (
-    UPDATE lineshaft.agent
-    SET
-        -- include: settle_agent
-    FROM (
-        SELECT agent_id, coalesce(sum(reserved_usd) FILTER (WHERE agent_reserved), 0) AS reserved,
-            sum(actual - greatest(attempt_cost_usd - CASE WHEN agent_reserved THEN reserved_usd ELSE 0 END, 0)) AS actual
-        FROM gone WHERE agent_id IS NOT NULL GROUP BY agent_id ORDER BY agent_id
-    ) AS share
-    WHERE agent.id = share.agent_id AND (share.actual > 0 OR share.reserved > 0) AND (SELECT count(*) FROM freed) >= 0
+    -- include: settle_agents
+    AND (SELECT count(*) FROM freed) >= 0
     RETURNING agent.id
 ),
 share AS MATERIALIZED (
-    SELECT coalesce(sum(reserved_usd) FILTER (WHERE day_reserved), 0) AS reserved,
-        coalesce(sum(actual - greatest(attempt_cost_usd - CASE WHEN day_reserved THEN reserved_usd ELSE 0 END, 0)), 0) AS actual
-    FROM gone WHERE (SELECT count(*) FROM settled) >= 0
+    -- include: day_money
+    WHERE (SELECT count(*) FROM settled) >= 0
 ),
-day_freed AS (UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - share.reserved FROM share WHERE share.reserved > 0),
+day_freed AS (
+    -- include: free_day
+),
 day_spent AS (
     -- include: spend_today
 ),
@@ -229,14 +216,14 @@ logged AS (
 SELECT id FROM gone
 
 -- name: answered_before
--- Claims that recorded an output which is still being checked, or was rejected, with the status of their tasks: the result of a repeated
--- call.
-SELECT attempt.task_id, coalesce(live.status, ended.status)::text AS status
+-- Claims that recorded an output which is still being checked, or was rejected, with the status of their tasks, or which completed a task
+-- that has been rerun since: the result of a repeated call.
+SELECT attempt.task_id, CASE WHEN attempt.outcome = 'completed' THEN 'COMPLETED' ELSE coalesce(live.status, ended.status)::text END AS status
 FROM lineshaft.attempt
 JOIN unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch) ON attempt.task_id = input.id AND attempt.epoch = input.epoch
 LEFT JOIN lineshaft.task_live AS live ON live.id = attempt.task_id AND live.epoch = attempt.epoch
 LEFT JOIN lineshaft.task_end AS ended ON ended.id = attempt.task_id AND ended.epoch = attempt.epoch
-WHERE attempt.output IS NOT NULL AND CASE coalesce(live.status, ended.status)
+WHERE attempt.outcome = 'completed' OR attempt.output IS NOT NULL AND CASE coalesce(live.status, ended.status)
     WHEN 'VALIDATING' THEN attempt.outcome = 'validating'
     WHEN 'RETRYING' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'
     WHEN 'READY' THEN attempt.outcome = 'failed' AND attempt.category = 'invalid_output'

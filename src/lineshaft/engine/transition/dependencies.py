@@ -6,12 +6,12 @@ from typing import Any
 from msgspec import Struct
 
 from lineshaft.engine.feed.actor import with_actor
+from lineshaft.engine.live.parking import reorder_parked
+from lineshaft.engine.live.upstream import hold_upstream
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_rows
-from lineshaft.engine.transition.changes import LockedTask, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.transition.transitions import Transitions
-from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import CycleError, DependencyNotFoundError, InvalidInputError, InvalidTransitionError
 from lineshaft.model import graph
 from lineshaft.model.states import Status
@@ -33,7 +33,7 @@ class _NewEdge(Struct, frozen=True):
     satisfied: bool
 
 
-class Dependencies:
+class TaskDependencies:
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -41,11 +41,11 @@ class Dependencies:
 
     async def add(self, task_id: str, depends_on: Sequence[str]) -> Status:
         """Make a task that isn't claimed yet wait for other tasks too."""
-        wanted = list(dict.fromkeys(depends_on))
+        names = list(dict.fromkeys(depends_on))
 
         async def work(connection: Connection) -> Status:
-            await connection.execute(_SQL["lock_edges"], {})
-            upstream = await hold_upstream(connection, wanted)
+            await self.lock_edges(connection)
+            upstream = await hold_upstream(connection, names)
             task = (await self._locks.lock(connection, [task_id])).get(task_id)
             if task is None or task.status not in {Status.PENDING, Status.READY}:
                 status = await self._locks.end_status(connection, task_id) if task is None else task.status
@@ -53,22 +53,22 @@ class Dependencies:
                     f"Can't add a dependency to task {task_id}: it is {status}; only a PENDING or READY task "
                     "can wait for others."
                 )
-            added = await self._add_edges(connection, task_id, upstream, wanted)
+            added = await self._add_edges(connection, task_id, upstream, names)
             waits = sum(not edge.satisfied for edge in added)
             await connection.execute(_SQL["block_task"], {"id": task_id, "n": waits})
             await self.rekey_paths(connection, [task_id])
             if not added:
                 return Status(task.status)
-            changes = self._transitions.changes()
-            changes.event(task, ["task.changed"], with_actor(_added(added)))
+            effects = self._transitions.effects()
+            effects.event(task, ["task.changed"], with_actor(_added(added)))
             if not waits:
-                await changes.write(connection)
+                await effects.write(connection)
                 return Status(task.status)
             # One of the new dependencies may have failed.
-            changes.reconsider(task_id, task.dag_id)
+            effects.reconsider(task_id, task.dag_id)
             if task.status == Status.READY:
-                changes.event(task, ["task.waiting"])
-            await changes.write(connection)
+                effects.event(task, ["task.waiting"])
+            await effects.write(connection)
             await reorder_parked(connection, task)
             return Status.PENDING
 
@@ -77,7 +77,7 @@ class Dependencies:
     async def add_inputs(self, connection: Connection, task_id: str, names: Sequence[str]) -> None:
         """Make a task that is about to be revived wait for the tasks that its new spec refers to."""
         if names:
-            await connection.execute(_SQL["lock_edges"], {})
+            await self.lock_edges(connection)
             await self._add_edges(connection, task_id, await hold_upstream(connection, names), names)
 
     async def _add_edges(
@@ -85,10 +85,10 @@ class Dependencies:
         connection: Connection,
         task_id: str,
         upstream: Mapping[str, Status | None],
-        wanted: Sequence[str],
+        names: Sequence[str],
     ) -> "list[_NewEdge]":
         """Under lock_edges, to tasks that are held; returns the edges that are new."""
-        for name in wanted:
+        for name in names:
             if name not in upstream:
                 fault = f"There is no task {name}"
                 raise DependencyNotFoundError(
@@ -96,13 +96,13 @@ class Dependencies:
                 )
             if upstream[name] is Status.CANCELLED:
                 raise InvalidInputError(errors=[("depends_on", f"{name} was cancelled")])
-        await self._refuse_cycle(connection, task_id, wanted)
-        satisfied = [upstream[name] is Status.COMPLETED for name in wanted]
+        await self._refuse_cycle(connection, task_id, names)
+        satisfied = [upstream[name] is Status.COMPLETED for name in names]
         return await fetch_rows(
             connection,
             _NewEdge,
             _SQL["insert_dependencies"],
-            {"id": task_id, "depends_on": list(wanted), "satisfied": satisfied},
+            {"id": task_id, "depends_on": list(names), "satisfied": satisfied},
         )
 
     async def wait_for_children(
@@ -112,12 +112,20 @@ class Dependencies:
         names = list(dict.fromkeys(child.id for child in children))
         if any(child.duplicate for child in children) or await self._wait_for_others(connection, names):
             # An existing task may just be made to wait for others, in the end for the parent.
-            await connection.execute(_SQL["lock_edges"], {})
+            await self.lock_edges(connection)
         upstream = await hold_upstream(connection, names)
         await self._refuse_cycle(connection, parent_id, names)
         ended = [upstream.get(name) is not None for name in names]
         await connection.execute(_SQL["insert_waits"], {"parent": parent_id, "ids": names, "ended": ended})
         return ended.count(False)
+
+    async def lock_edges(self, connection: Connection) -> None:
+        """Until the end of the transaction no other makes existing tasks wait for each other."""
+        await connection.execute(_SQL["lock_edges"], {})
+
+    async def refuse_cycle_above(self, connection: Connection, ids: Sequence[str]) -> None:
+        """Raise if tasks that these wait for, directly or not, wait for each other."""
+        graph.order(await self._upstream_of(connection, ids))
 
     async def rekey_paths(self, connection: Connection, ids: Sequence[str]) -> None:
         """Update the priority of tasks around these: their critical paths have changed."""
@@ -134,9 +142,9 @@ class Dependencies:
             upstream.setdefault(edge.task_id, []).append(edge.depends_on)
         return upstream
 
-    async def _refuse_cycle(self, connection: Connection, task_id: str, wanted: Sequence[str]) -> None:
-        upstream = await self._upstream_of(connection, wanted)
-        cycle = graph.closes_cycle(upstream, task_id, wanted)
+    async def _refuse_cycle(self, connection: Connection, task_id: str, names: Sequence[str]) -> None:
+        upstream = await self._upstream_of(connection, names)
+        cycle = graph.closes_cycle(upstream, task_id, names)
         if cycle is not None:
             raise CycleError(cycle)
 
@@ -144,14 +152,3 @@ class Dependencies:
 def _added(edges: Sequence[_NewEdge]) -> dict[str, Any]:
     names = [edge.depends_on for edge in edges]
     return {"depends_on": {"added": names[:_NAMED], "count": len(names)}}
-
-
-async def reorder_parked(connection: Connection, task: LockedTask) -> None:
-    """Only the best waiters for a lock, or for a DAG's money, can be claimed: these may be other tasks now.
-
-    A task that could be claimed needs no notification: there was one when it became READY.
-    """
-    if task.lock_key is not None:
-        await unpark_lock_waiters(connection, [task.lock_key])
-    if task.dag_id is not None:
-        await unpark_budget_waiters(connection, [task.dag_id])

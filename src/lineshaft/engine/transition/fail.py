@@ -10,17 +10,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lineshaft.engine.guards.breakers import Breakers, FailedAttempt
+from lineshaft.engine.guards.breakers import Breakers, CountedFailure
 from lineshaft.engine.guards.slowdowns import RateLimited, Slowdowns
+from lineshaft.engine.live.task_locks import LockedTask, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.task_locks import HELD, has_duplicate_tasks
+from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.model import breaker, budget, ratelimit, retry
-from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import policy
@@ -32,7 +31,7 @@ FAIL = "fail"
 #: Statuses that a repeated call may find.
 _AFTER_FAILURE = (Status.RETRYING, Status.DEAD_LETTERED, Status.READY)
 
-_Decision = retry.Retry | retry.DeadLetter | ratelimit.WaitForLimit
+_Decision = retry.RetryDecision | retry.DeadLetterDecision | ratelimit.WaitForLimit
 
 
 class _Decided(NamedTuple):
@@ -46,7 +45,7 @@ class _FailedInstances(Struct, frozen=True):
     instances: list[str | None]
 
 
-class Fail:
+class Failures:
     def __init__(
         self,
         transitions: Transitions,
@@ -78,7 +77,7 @@ class Fail:
             rest = []
             for item in failures:
                 task = locked.get(item.claim.id)
-                if task is not None and task.epoch == item.claim.epoch and task.status in HELD:
+                if task is not None and task.epoch == item.claim.epoch and task.is_held:
                     held.append((task, replace(item, spent=UNREPORTED) if item.claim in booked else item))
                 else:
                     rest.append(item)
@@ -109,7 +108,7 @@ class Fail:
             [
                 (task, _system_failure(task, retry.SystemReason.AGENT_RESTARTED))
                 for task in locked.values()
-                if task.agent_id == agent_id and task.incarnation in incarnations and task.status in HELD
+                if task.agent_id == agent_id and task.incarnation in incarnations and task.is_held
             ],
         )
 
@@ -118,19 +117,13 @@ class Fail:
         connection: Connection,
         ids: Sequence[str],
         reason_of: Callable[[LockedTask], retry.SystemReason],
-    ) -> list[str]:
-        """Tasks with an expired lease fail; returns the reasons."""
-        held = [
-            t for t in (await self._locks.lock_with_dependents(connection, ids)).values() if t.status in HELD
-        ]
-        if not held:
-            return []
-        reasons = [reason_of(task) for task in held]
-        await self.fail_locked(
-            connection,
-            [(task, _system_failure(task, reason)) for task, reason in zip(held, reasons, strict=True)],
-        )
-        return [reason.value for reason in reasons]
+    ) -> dict[str, str]:
+        """Tasks with an expired lease fail; returns the reasons by task."""
+        locked = await self._locks.lock_with_dependents(connection, ids)
+        held = [task for task in locked.values() if task.is_held]
+        reasons = {task.id: reason_of(task) for task in held}
+        await self.fail_locked(connection, [(task, _system_failure(task, reasons[task.id])) for task in held])
+        return {name: reason.value for name, reason in reasons.items()}
 
     async def fail_locked(
         self,
@@ -145,19 +138,19 @@ class Fail:
         """
         if not failures:
             return {}
-        changes = self._transitions.changes()
+        effects = self._transitions.effects()
         decided = await self._decide_all(connection, failures)
         # Dead letters come first: tasks that are cancelled with their batch aren't retried.
-        dead = [each for each in decided if isinstance(each.decision, retry.DeadLetter)]
-        moved = await self._record(connection, changes, dead, ended_by)
+        dead = [each for each in decided if isinstance(each.decision, retry.DeadLetterDecision)]
+        moved = await self._record(connection, effects, dead, ended_by)
         spent = {each.task.id: each.failure.spent for each in decided}
-        cancelled = await self._fail_batches(connection, changes, [each.task for each in dead], spent)
+        cancelled = await self._fail_batches(connection, effects, [each.task for each in dead], spent)
         moved |= {name: Moved(name, Status.CANCELLED) for name in spent if name in cancelled}
         rest = [each for each in decided if each.task.id not in moved]
-        moved |= await self._record(connection, changes, rest, ended_by)
-        await self._transitions.write(connection, changes)
+        moved |= await self._record(connection, effects, rest, ended_by)
+        await self._transitions.write(connection, effects)
         limits: list[RateLimited] = []
-        against: list[FailedAttempt] = []
+        against: list[CountedFailure] = []
         for task, failure, decision in [*dead, *rest]:
             if isinstance(decision, ratelimit.WaitForLimit):
                 limits.append(
@@ -169,7 +162,7 @@ class Fail:
                 # A category is the agent's word; only Lineshaft knows that a process was lost.
                 is_lost = ended_by is None and failure.category in retry.LOST_PROCESS
                 lost = _process(task) if is_lost else None
-                against.append(FailedAttempt(task.id, task.type, task.model, lost))
+                against.append(CountedFailure(task.id, task.type, task.model, lost))
         await self._breakers.failed(connection, against)
         await self._slowdowns.signal_slowdowns(connection, limits)
         return moved
@@ -201,15 +194,18 @@ class Fail:
         return Decimal(await fetch_value(connection, _SQL["crash_cost_fraction"], {}))
 
     async def _record(
-        self, connection: Connection, changes: Changes, decided: Sequence[_Decided], ended_by: str | None
+        self, connection: Connection, effects: Effects, decided: Sequence[_Decided], ended_by: str | None
     ) -> dict[str, Moved]:
         moved = {}
         for task, failure, decision in decided:
             lane_id = task.lane_id
-            if isinstance(decision, retry.Retry):
-                lane_id = await self._lane(connection, task, decision.models)
-            status = _record_failure(changes, task, failure, decision, lane_id, ended_by=ended_by)
-            moved[task.id] = Moved(task.id, status, retry_in_sec=_delay(decision))
+            if not isinstance(decision, retry.DeadLetterDecision):
+                models = _other_models(task, decision)
+                lane_id = await self._lanes.next(connection, task, failure.spent, models)
+            status = _record_failure(effects, task, failure, decision, lane_id, ended_by=ended_by)
+            moved[task.id] = Moved(
+                task.id, status, retry_in_sec=_delay(decision), failure_reason=failure.error[:MAX_ERROR]
+            )
         return moved
 
     def _retry_after(self, failure: Failure) -> float | None:
@@ -232,11 +228,11 @@ class Fail:
             total = task.cost_usd + failure.spent.cost(task)
             if budget.total_limit_reached(total, task.max_total_cost_usd):
                 # Waiting uses no attempts, but money: the limit applies here too.
-                return retry.DeadLetter(retry.DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False)
+                return retry.DeadLetterDecision(retry.DeadLetterReason.BUDGET_EXCEEDED, poison_pill=False)
             if isinstance(waited, ratelimit.WaitForLimit):
                 return waited
             if isinstance(waited, ratelimit.QuotaSpent):
-                return retry.DeadLetter(retry.DeadLetterReason.QUOTA_SPENT, poison_pill=False)
+                return retry.DeadLetterDecision(retry.DeadLetterReason.QUOTA_SPENT, poison_pill=False)
         return retry.decide_failure(
             category=failure.kind,
             attempts=task.attempts + 1,
@@ -250,23 +246,10 @@ class Fail:
             fallback_models=task.fallback_models,
         )
 
-    async def _lane(self, connection: Connection, task: LockedTask, models: Sequence[str]) -> int:
-        """The lane of the next attempt: another one, once fallback models apply."""
-        if list(models) == task.model_preferences:
-            return task.lane_id
-        lane = Lane.of(
-            task.type,
-            task.required_capabilities,
-            models,
-            task.priority_boost_per_minute,
-            task.max_cost_usd,
-        )
-        return (await self._lanes.find(connection, [lane]))[lane].id
-
     async def _fail_batches(
         self,
         connection: Connection,
-        changes: Changes,
+        effects: Effects,
         dead: list[LockedTask],
         spent: Mapping[str, Spent],
     ) -> set[str]:
@@ -284,15 +267,15 @@ class Fail:
             siblings = await self._lock_below(connection, [task.id for task in batches], ended | cancelled)
             for task in siblings:
                 used = spent.get(task.id, UNREPORTED)
-                changes.end(task, Status.CANCELLED, spent=used, reason="sibling failed")
-                changes.attempt(task, "cancelled", spent=used)
-                changes.event(task, ["task.cancelled"], {"reason": "sibling failed"})
+                effects.end(task, Status.CANCELLED, spent=used, reason="sibling failed")
+                effects.attempt(task, "cancelled", spent=used)
+                effects.event(task, ["task.cancelled"], {"reason": "sibling failed"})
             for task in batches:
                 reason = f"child {causes[task.id].id} failed"
-                changes.end(
+                effects.end(
                     task, Status.DEAD_LETTERED, spent=UNREPORTED, reason=reason, category="dependency"
                 )
-                changes.event(task, ["task.dead_lettered"], {"reason": reason})
+                effects.event(task, ["task.dead_lettered"], {"reason": reason})
             cancelled |= {task.id for task in siblings}
             dead = batches
         return cancelled
@@ -317,6 +300,13 @@ class Fail:
             ids = [name for name in children if name not in found and name not in without]
             found |= set(ids)
         return found
+
+
+def _other_models(task: LockedTask, decision: _Decision) -> Sequence[str] | None:
+    """The models of the next attempt, once fallback models apply; None: as before."""
+    if isinstance(decision, retry.RetryDecision) and list(decision.models) != task.model_preferences:
+        return decision.models
+    return None
 
 
 def _process(task: LockedTask) -> str | None:
@@ -344,19 +334,28 @@ def _with_crash_cost(task: LockedTask, failure: Failure, fraction: Decimal) -> F
 
 
 def _overdrawn(task: LockedTask, failure: Failure) -> Failure:
-    """However an attempt failed: if it cost more than its limit, it isn't retried."""
-    cost = failure.spent.cost(task)
-    if failure.kind == retry.FailureCategory.BUDGET_EXCEEDED or not budget.over_task_limit(
-        cost, task.max_cost_usd
-    ):
+    """However an attempt failed: if it cost more than its limits, it isn't retried."""
+    over = over_own_limit(task, failure.spent)
+    if failure.kind == retry.FailureCategory.BUDGET_EXCEEDED or over is None:
         return failure
-    error = f"cost {cost} USD, more than max_cost_usd {task.max_cost_usd}; and: {failure.error}"
+    error = f"{over}; and: {failure.error}"
     return replace(failure, error=error, category=retry.FailureCategory.BUDGET_EXCEEDED)
+
+
+def over_own_limit(task: LockedTask, spent: Spent) -> str | None:
+    """The limit of the task that an attempt which has spent this much is over, as an error; None: none."""
+    cost = spent.cost(task)
+    if budget.over_task_limit(cost, task.max_cost_usd):
+        return f"cost {cost} USD, more than max_cost_usd {task.max_cost_usd}"
+    total = task.cost_usd + cost
+    if budget.over_total_limit(total, task.max_total_cost_usd):
+        return f"cost {total} USD in all, more than max_total_cost_usd {task.max_total_cost_usd}"
+    return None
 
 
 def _delay(decision: _Decision) -> float | None:
     match decision:
-        case retry.Retry():
+        case retry.RetryDecision():
             return decision.delay_sec
         case ratelimit.WaitForLimit():
             return decision.wait_sec
@@ -364,7 +363,7 @@ def _delay(decision: _Decision) -> float | None:
 
 
 def _record_failure(
-    changes: Changes,
+    effects: Effects,
     task: LockedTask,
     failure: Failure,
     decision: _Decision,
@@ -375,7 +374,8 @@ def _record_failure(
     text = failure.error
     category = replace_unstorable(failure.kind)
     over = (
-        isinstance(decision, retry.DeadLetter) and decision.reason is retry.DeadLetterReason.BUDGET_EXCEEDED
+        isinstance(decision, retry.DeadLetterDecision)
+        and decision.reason is retry.DeadLetterReason.BUDGET_EXCEEDED
     )
     if over and category != retry.FailureCategory.BUDGET_EXCEEDED:
         # However the attempt failed: it is not retried because of the money.
@@ -387,10 +387,15 @@ def _record_failure(
     spent = failure.spent
     data: dict[str, Any] = {"category": category, "error": error}
     if isinstance(decision, ratelimit.WaitForLimit):
-        changes.requeue(
-            task, Status.RETRYING, delay_sec=decision.wait_sec, spent=spent, rate_limits=decision.waits
+        effects.requeue(
+            task,
+            Status.RETRYING,
+            delay_sec=decision.wait_sec,
+            spent=spent,
+            rate_limits=decision.waits,
+            lane_id=lane_id,
         )
-        changes.attempt(
+        effects.attempt(
             task,
             "rate_limited",
             spent=spent,
@@ -399,9 +404,9 @@ def _record_failure(
             traceback=traceback,
             ended_by=ended_by,
         )
-        changes.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
+        effects.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
         return Status.RETRYING
-    changes.attempt(
+    effects.attempt(
         task,
         "failed",
         spent=spent,
@@ -411,8 +416,8 @@ def _record_failure(
         ended_by=ended_by,
     )
     data["attempt"] = task.attempts + 1
-    if isinstance(decision, retry.Retry):
-        changes.requeue(
+    if isinstance(decision, retry.RetryDecision):
+        effects.requeue(
             task,
             Status.RETRYING,
             delay_sec=decision.delay_sec,
@@ -423,9 +428,9 @@ def _record_failure(
             category=category,
         )
         data["delay_sec"] = decision.delay_sec
-        changes.event(task, ["task.failed", "task.retry_scheduled"], data)
+        effects.event(task, ["task.failed", "task.retry_scheduled"], data)
         return Status.RETRYING
-    changes.end(
+    effects.end(
         task,
         Status.DEAD_LETTERED,
         spent=spent,
@@ -435,5 +440,5 @@ def _record_failure(
         poison_pill=decision.poison_pill,
     )
     data |= {"because": decision.reason, "poison_pill": decision.poison_pill}
-    changes.event(task, ["task.failed", "task.dead_lettered"], data)
+    effects.event(task, ["task.failed", "task.dead_lettered"], data)
     return Status.DEAD_LETTERED

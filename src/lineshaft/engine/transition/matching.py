@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec.structs import asdict, replace
 
 from lineshaft.engine.read.queries import Queries
-from lineshaft.engine.transition.cancel import Cancel
+from lineshaft.engine.transition.cancel import Cancellations
 from lineshaft.engine.transition.revive import Revive
 from lineshaft.errors import InvalidInputError, LineshaftError, UnavailableError
 from lineshaft.model.states import LIVE, Status
@@ -21,7 +21,7 @@ _RETRIED = frozenset({Status.DEAD_LETTERED, Status.CANCELLED, Status.RETRYING})
 
 
 class Matching:
-    def __init__(self, queries: Queries, cancel: Cancel, revive: Revive) -> None:
+    def __init__(self, queries: Queries, cancel: Cancellations, revive: Revive) -> None:
         self._queries = queries
         self._cancel = cancel
         self._revive = revive

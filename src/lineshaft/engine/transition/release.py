@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
+from lineshaft.engine.live.task_locks import LockedTask, has_duplicate_tasks
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.task_locks import has_duplicate_tasks
+from lineshaft.engine.submit.lanes import Lanes
+from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.model import budget
 from lineshaft.model.retry import FailureCategory
@@ -18,10 +19,11 @@ RELEASE = "release"
 _RELEASABLE = frozenset({Status.CLAIMED, Status.RUNNING})
 
 
-class Release:
-    def __init__(self, transitions: Transitions) -> None:
+class Releases:
+    def __init__(self, transitions: Transitions, lanes: Lanes) -> None:
         self._transitions = transitions
         self._locks = transitions.locks
+        self._lanes = lanes
 
     async def release(self, items: Sequence[work.Release]) -> list[Moved]:
         """READY again; with a delay PENDING until it is over."""
@@ -30,7 +32,7 @@ class Release:
 
         async def transact(connection: Connection) -> list[Moved]:
             locked = await self._locks.lock_with_dependents(connection, [item.claim.id for item in items])
-            changes = self._transitions.changes()
+            effects = self._transitions.effects()
             results: dict[str, Moved] = {}
             for item in items:
                 task = locked.get(item.claim.id)
@@ -40,14 +42,15 @@ class Release:
                 spent = item.spent
                 total = task.cost_usd + spent.cost(task)
                 if budget.total_limit_reached(total, task.max_total_cost_usd):
-                    results[task.id] = _dead_letter(changes, task, spent, total)
+                    results[task.id] = _dead_letter(effects, task, spent, total)
                     continue
-                changes.requeue(task, target, delay_sec=delay, spent=spent)
-                changes.attempt(task, "released", spent=spent, ended_by=RELEASE)
+                lane_id = await self._lanes.next(connection, task, spent)
+                effects.requeue(task, target, delay_sec=delay, spent=spent, lane_id=lane_id)
+                effects.attempt(task, "released", spent=spent, ended_by=RELEASE)
                 kinds = ["task.released"] if delay else ["task.released", "task.ready"]
-                changes.event(task, kinds, {"delay_sec": delay} if delay else None)
+                effects.event(task, kinds, {"delay_sec": delay} if delay else None)
                 results[task.id] = Moved(task.id, target)
-            await self._transitions.write(connection, changes)
+            await self._transitions.write(connection, effects)
             rest = [item.claim for item in items if item.claim.id not in results]
             # After a delay it is READY.
             refused = await self._locks.refuse(
@@ -64,7 +67,7 @@ class Release:
         return await self._transitions.database.run(transact)
 
 
-def _dead_letter(changes: Changes, task: LockedTask, spent: Spent, total: Decimal) -> Moved:
+def _dead_letter(effects: Effects, task: LockedTask, spent: Spent, total: Decimal) -> Moved:
     """Giving a claim up uses no attempt, but money: the limit over all claims applies here too.
 
     The attempt counts as failed, so that history and metrics give the reason.
@@ -72,10 +75,10 @@ def _dead_letter(changes: Changes, task: LockedTask, spent: Spent, total: Decima
     category = FailureCategory.BUDGET_EXCEEDED.value
     error = f"cost {total} USD in all, of max_total_cost_usd {task.max_total_cost_usd}"
     attempts = task.attempts + 1
-    changes.attempt(task, "failed", spent=spent, category=category, error=error, ended_by=RELEASE)
-    changes.end(task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category, attempts=attempts)
+    effects.attempt(task, "failed", spent=spent, category=category, error=error, ended_by=RELEASE)
+    effects.end(task, Status.DEAD_LETTERED, spent=spent, reason=error, category=category, attempts=attempts)
     data = {"category": category, "error": error, "attempt": attempts, "because": "budget_exceeded"}
-    changes.event(task, ["task.failed", "task.dead_lettered"], data)
+    effects.event(task, ["task.failed", "task.dead_lettered"], data)
     return Moved(task.id, Status.DEAD_LETTERED)
 
 

@@ -1,4 +1,4 @@
-"""Reviving tasks that were dead-lettered or cancelled: manually, or by a review."""
+"""Making ended tasks live again: dead letters and cancelled tasks; for rerun.py also completed ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -8,17 +8,19 @@ import msgspec
 from msgspec import Struct
 
 from lineshaft.engine.feed.actor import with_actor
+from lineshaft.engine.live.upstream import hold_upstream
+from lineshaft.engine.live.waking import wake_ready
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
-from lineshaft.engine.review.reviews import MANUAL_RETRY, NewReview, Reviews
 from lineshaft.engine.submit.lanes import Lanes
-from lineshaft.engine.transition.changes import log_events, wake_ready
-from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.dependencies import TaskDependencies
+from lineshaft.engine.transition.effects import log_events
+from lineshaft.engine.transition.reviews import MANUAL_RETRY, NewReview, Reviews
 from lineshaft.engine.transition.rows import NewEvent
 from lineshaft.engine.transition.transitions import Transitions
-from lineshaft.engine.transition.upstream import hold_upstream
 from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError
+from lineshaft.model.budget import attempt_limit
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.priority import Lane
 from lineshaft.model.states import Status
@@ -26,7 +28,9 @@ from lineshaft.model.states import Status
 _SQL = catalog.load(__name__)
 
 
-class _Revivable(Struct, frozen=True):
+class Revivable(Struct, frozen=True):
+    """An ended task, locked, with what a revival needs."""
+
     id: str
     status: str
     type: str
@@ -34,6 +38,8 @@ class _Revivable(Struct, frozen=True):
     model_preferences: list[str]
     priority_boost_per_minute: float
     max_cost_usd: Decimal | None
+    max_total_cost_usd: Decimal | None
+    cost_usd: Decimal
     idempotency_key: str | None
     spec: bytes
     is_batch: bool
@@ -49,7 +55,7 @@ class _Revivable(Struct, frozen=True):
             self.required_capabilities,
             self.model_preferences,
             self.priority_boost_per_minute,
-            self.max_cost_usd,
+            attempt_limit(self.max_cost_usd, self.max_total_cost_usd, self.cost_usd),
         )
 
 
@@ -69,7 +75,7 @@ class _Promoted(Struct, frozen=True):
 
 class Revive:
     def __init__(
-        self, transitions: Transitions, lanes: Lanes, dependencies: Dependencies, reviews: Reviews
+        self, transitions: Transitions, lanes: Lanes, dependencies: TaskDependencies, reviews: Reviews
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -127,17 +133,34 @@ class Revive:
         A batch is revived with those of its children that failed. Returns the status of all of them.
         """
         tasks, roots = await self._with_children(connection, list(delays))
+        await self.hold_upstream(connection, tasks)
+        delay_of = {name: delays[root] for name, root in roots.items()}
+        return await self.bring_back(connection, tasks, review, roots=roots, delays=delay_of)
+
+    async def bring_back(
+        self,
+        connection: Connection,
+        tasks: Mapping[str, Revivable],
+        review: NewReview,
+        *,
+        roots: Mapping[str, str],
+        delays: Mapping[str, float],
+    ) -> dict[str, Status]:
+        """Make ended tasks live again. They are locked, and so is everything that they depend on.
+
+        `roots`: for each the task of the request; it comes first among the tasks.
+        """
         wanted = list(tasks.values())
         for task in wanted:
             if task.expired:
                 raise InvalidTransitionError(
-                    f"Can't retry task {task.id}: its deadline {task.deadline:%Y-%m-%dT%H:%M:%SZ} has "
-                    "passed, and it has expire_at_deadline. Change its deadline first; nothing was changed."
+                    f"Can't {review.verb} task {task.id}: its deadline {task.deadline:%Y-%m-%dT%H:%M:%SZ} "
+                    "has passed, and it has expire_at_deadline. Change its deadline first; nothing was "
+                    "changed."
                 )
-        await self._retake_keys(connection, wanted)
+        await self._retake_keys(connection, wanted, review.verb)
         lanes = await self._lanes.find(connection, [task.lane for task in wanted])
         owners = await self._lock_owners(connection, tasks)
-        await self._hold_waited_for(connection, tasks)
         revived = await fetch_rows(
             connection,
             _Revived,
@@ -147,13 +170,13 @@ class Revive:
                 "ids": [task.id for task in wanted],
                 "lane_ids": [lanes[task.lane].id for task in wanted],
                 # A batch has no work that could wait, but its children have.
-                "delays": [0.0 if task.is_batch else float(delays[roots[task.id]]) for task in wanted],
+                "delays": [0.0 if task.is_batch else float(delays[task.id]) for task in wanted],
                 "lock_owners": [owners.get(task.id) for task in wanted],
             },
         )
-        own_first = [*delays, *(name for name in tasks if name not in delays)]
-        causes = await self._reviews.record(connection, own_first, review)
+        causes = await self._reviews.record(connection, list(tasks), review)
         await self._recount_dags(connection, tasks, revived)
+        await connection.execute(_SQL["reopen_work"], {"ids": list(tasks)})
         await self._dependencies.rekey_paths(connection, list(tasks))
         events = [
             NewEvent.of(
@@ -175,29 +198,30 @@ class Revive:
 
     async def _with_children(
         self, connection: Connection, ids: Sequence[str]
-    ) -> tuple[dict[str, _Revivable], dict[str, str]]:
+    ) -> tuple[dict[str, Revivable], dict[str, str]]:
         """These tasks and those that are revived with them, locked; and for each the task of the request."""
-        tasks = {task.id: task for task in await self._revivable(connection, ids)}
+        ended = await self.lock_ended(connection, ids)
         for task_id in ids:
-            if task_id not in tasks:
+            if task_id not in ended:
                 live = (await self._locks.live(connection, [task_id])).get(task_id)
                 raise _not_revivable(task_id, None if live is None else live.status)
-            if tasks[task_id].status == Status.COMPLETED:
+            if ended[task_id].status == Status.COMPLETED:
                 raise _not_revivable(task_id, Status.COMPLETED)
+        tasks = {task_id: ended[task_id] for task_id in ids}
         roots = {name: name for name in tasks}
         # A batch is retried by retrying those of its children that failed or were cancelled with it.
         frontier = [task for task in tasks.values() if task.is_batch]
         while frontier:
             parents = await self._locks.children(connection, [task.id for task in frontier])
-            found_below = await self._revivable(connection, [name for name in parents if name not in tasks])
-            below = [task for task in found_below if task.status != Status.COMPLETED]
+            children = await self.lock_ended(connection, [name for name in parents if name not in tasks])
+            below = [task for task in children.values() if task.status != Status.COMPLETED]
             tasks |= {task.id: task for task in below}
             roots |= {task.id: roots[parents[task.id]] for task in below}
             frontier = [task for task in below if task.is_batch]
         return tasks, roots
 
     async def _lock_owners(
-        self, connection: Connection, tasks: Mapping[str, _Revivable]
+        self, connection: Connection, tasks: Mapping[str, Revivable]
     ) -> dict[str, str | None]:
         """For each task the outermost batch that can hold its lock: live, or revived with it."""
         around = sorted({name for task in tasks.values() for name in task.lock_owners} - tasks.keys())
@@ -207,21 +231,32 @@ class Revive:
             for task in tasks.values()
         }
 
-    async def _hold_waited_for(self, connection: Connection, ids: Iterable[str]) -> None:
-        if names := await fetch_column(connection, _SQL["waited_for"], {"ids": list(ids)}):
-            await hold_upstream(connection, names)
+    async def hold_upstream(self, connection: Connection, ids: Iterable[str]) -> list[str]:
+        """Lock everything that these tasks depend on: they wait for what hasn't completed.
 
-    async def _revivable(self, connection: Connection, ids: Sequence[str]) -> list[_Revivable]:
-        return await fetch_rows(
-            connection, _Revivable, _SQL["read_revivable"], {**self._database.now, "ids": list(ids)}
+        Returns what retention has deleted.
+        """
+        parameters = {"ids": list(ids)}
+        names = await fetch_column(connection, _SQL["upstream_of"], parameters)
+        if not names:
+            return []
+        held = await hold_upstream(connection, names)
+        await connection.execute(_SQL["reopen_edges"], parameters)
+        return [name for name in names if name not in held]
+
+    async def lock_ended(self, connection: Connection, ids: Sequence[str]) -> dict[str, Revivable]:
+        """Those of these tasks that have ended."""
+        ended = await fetch_rows(
+            connection, Revivable, _SQL["read_revivable"], {**self._database.now, "ids": list(ids)}
         )
+        return {task.id: task for task in ended}
 
-    async def _retake_keys(self, connection: Connection, tasks: Iterable[_Revivable]) -> None:
-        by_key: dict[str, _Revivable] = {}
+    async def _retake_keys(self, connection: Connection, tasks: Iterable[Revivable], verb: str) -> None:
+        by_key: dict[str, Revivable] = {}
         for task in tasks:
             # Of two tasks that used it one after the other only one can use it again.
             if task.idempotency_key is not None and by_key.setdefault(task.idempotency_key, task) is not task:
-                raise _key_in_use(task.id, task.idempotency_key)
+                raise _key_in_use(task.id, task.idempotency_key, verb)
         if not by_key:
             return
         keyed = sorted(by_key.items(), key=lambda item: item[0])
@@ -237,28 +272,33 @@ class Revive:
         )
         for key, task in keyed:
             if key not in taken:
-                raise _key_in_use(task.id, key)
+                raise _key_in_use(task.id, key, verb)
 
     async def _recount_dags(
-        self, connection: Connection, before: Mapping[str, _Revivable], revived: Sequence[_Revived]
+        self, connection: Connection, before: Mapping[str, Revivable], revived: Sequence[_Revived]
     ) -> None:
-        changes = self._transitions.changes()
+        effects = self._transitions.effects()
         for task in revived:
-            changes.revive(task.id, task.dag_id, Status(before[task.id].status))
-        await changes.write(connection)
+            effects.revive(task.id, task.dag_id, Status(before[task.id].status))
+        await effects.write(connection)
 
 
-def _key_in_use(task_id: str, key: str) -> LineshaftError:
+def _key_in_use(task_id: str, key: str, verb: str) -> LineshaftError:
     return AlreadyExistsError(
-        f"Can't retry task {task_id}: its idempotency key {key!r} is in use by a newer task. Cancel that one "
-        "first; nothing was changed."
+        f"Can't {verb} task {task_id}: its idempotency key {key!r} is in use by a newer task. Cancel that "
+        "one first; nothing was changed."
     )
 
 
 def _not_revivable(task_id: str, status: str | None) -> LineshaftError:
     if status is None:
         return NotFoundError(f"There is no task {task_id}.")
+    instead = (
+        f" To run it again, use 'lineshaft task rerun {task_id}' or POST /v1/tasks/{task_id}/rerun."
+        if status == Status.COMPLETED
+        else ""
+    )
     return InvalidTransitionError(
         f"Can't retry task {task_id}: it is {status}. Only DEAD_LETTERED, CANCELLED and RETRYING tasks can "
-        "be retried."
+        f"be retried.{instead}"
     )

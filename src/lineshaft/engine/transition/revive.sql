@@ -1,18 +1,18 @@
 -- name: revive_tasks
--- DEAD_LETTERED or CANCELLED → PENDING or READY: counters start at 0, the epoch continues, so that no earlier claim matches. An edge to a
--- task that has completed in the meantime is satisfied; all others count.
+-- Ended tasks → PENDING or READY: counters start at 0, the epoch continues, so that no earlier claim matches. An edge to a task that has
+-- completed in the meantime is satisfied; all others count. Guarded by the row locks that read_revivable holds.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 ended AS (
     DELETE FROM lineshaft.task_end
     USING unnest(%(ids)s::text[], %(lane_ids)s::integer[], %(delays)s::double precision[], %(lock_owners)s::text[])
         AS input (id, lane_id, delay, lock_owner)
-    WHERE task_end.id = input.id AND task_end.status IN ('DEAD_LETTERED', 'CANCELLED')
+    WHERE task_end.id = input.id
     RETURNING task_end.*, input.lane_id, input.delay, input.lock_owner
 )
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
-    awaited, expires, max_cost_usd
+    awaited, expires, max_cost_usd, max_total_cost_usd
 )
 SELECT
     task.id, dag.id,
@@ -32,7 +32,7 @@ SELECT
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
-    true, task.expire_at_deadline, task.max_cost_usd
+    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
 JOIN lineshaft.lane ON lane.id = ended.lane_id
@@ -46,7 +46,7 @@ RETURNING id, dag_id, status::text AS status, epoch, is_batch AND blocked = 0 AS
 -- name: read_revivable
 -- What a revival needs: the lane of the task's own preferences, its key, and whether it is a batch.
 SELECT task.id, ended.status::text AS status, task.type, task.required_capabilities, task.model_preferences,
-    task.priority_boost_per_minute, task.max_cost_usd, task.idempotency_key, task.spec, task.is_batch,
+    task.priority_boost_per_minute, task.max_cost_usd, task.max_total_cost_usd, ended.cost_usd, task.idempotency_key, task.spec, task.is_batch,
     task.deadline,
     task.expire_at_deadline AND task.deadline <= coalesce(%(now)s::timestamptz, now()) AS expired,
     -- Batches around it with the same lock, the outermost first.
@@ -84,13 +84,35 @@ ON CONFLICT (key) DO UPDATE
             ELSE known.content_hash || excluded.content_hash
         END
     WHERE
+        -- A completed task has kept it.
+        known.task_id = excluded.task_id
+        OR
         -- include: key_is_free
 RETURNING key
 
--- name: waited_for
--- What the tasks of a revival still wait for. It is locked (upstream.sql) before the revival counts its edges: no upstream task may end, or
--- be revived and then end, between the count and the commit.
-SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[]) AND NOT edge.satisfied
+-- name: upstream_of
+-- What the tasks of a revival depend on. It is locked (upstream.sql) before the revival counts its edges: no upstream task may end, or be
+-- revived, between the count and the commit.
+SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[])
+
+-- name: reopen_edges
+-- A completed task may have been run again since a dependent of it ended: that dependent waits for it again when it is revived.
+UPDATE lineshaft.edge
+SET satisfied = false
+WHERE edge.task_id = ANY (%(ids)s::text[]) AND edge.satisfied
+  -- Not one that retention has deleted.
+  AND EXISTS (SELECT FROM lineshaft.task WHERE task.id = edge.depends_on)
+  -- (Not a join: see unblock_dependents.)
+  AND (
+    SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on
+  ) IS NOT TRUE
+
+-- name: reopen_work
+-- Work of a source counts against its max_open again.
+UPDATE lineshaft.source_work AS work
+SET is_open = true
+WHERE NOT work.is_open
+  AND work.id = ANY (%(ids)s::text[] || ARRAY(SELECT task.dag_id FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[])))
 
 -- name: promote_retry
 -- RETRYING → READY; counters are kept.

@@ -1,4 +1,4 @@
-"""Rows of the array parameters of changes.sql: each field has the name of its parameter."""
+"""Rows of the array parameters of effects.sql: each field has the name of its parameter."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,6 +9,7 @@ import msgspec
 
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_json
+from lineshaft.types.work import NOTHING
 
 
 class RequeuedRow(NamedTuple):
@@ -117,17 +118,23 @@ class InstanceShareRow(NamedTuple):
     counts: int
 
 
-class AgentShareRow(NamedTuple):
-    agent_ids: str
-    reserved: Decimal
-    actual: Decimal
+class ShareRow(NamedTuple):
+    """What one task, or a cost that is charged without a claim, changes in the ledgers and in its DAG."""
 
+    agent_ids: str | None = None
+    dag_ids: str | None = None
+    reserved: Decimal = NOTHING
+    #: Whether the reservation is part of the agent's reserved money, and of the day's.
+    agent_reserved: bool = False
+    day_reserved: bool = False
+    #: What the claim had reported before it ended.
+    reported: Decimal = NOTHING
+    costs: Decimal = NOTHING
+    added: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    dead: int = 0
 
-class DagShareRow(NamedTuple):
-    dag_ids: str
-    reserved: Decimal
-    actual: Decimal
-    added: int
-    completed: int
-    cancelled: int
-    dead: int
+    @property
+    def has_money(self) -> bool:
+        return bool(self.reserved or self.costs)

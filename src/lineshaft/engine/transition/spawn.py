@@ -6,22 +6,24 @@ call or, without one, a digest of the children that holds for one claim.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lineshaft.engine.live import spending
+from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
 from lineshaft.engine.submit.dags import give_dag_a_row
 from lineshaft.engine.submit.drafts import Draft, draft_by_key, off_the_loop, refuse_place
+from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
-from lineshaft.engine.transition import spending
-from lineshaft.engine.transition.changes import Changes, LockedTask
-from lineshaft.engine.transition.dependencies import Dependencies
+from lineshaft.engine.transition.dependencies import TaskDependencies
+from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import (
@@ -33,14 +35,14 @@ from lineshaft.errors import (
 )
 from lineshaft.model import budget
 from lineshaft.model.states import Status
-from lineshaft.model.tasks import NewTask
+from lineshaft.model.tasks import KnownTypes, NewTask
 from lineshaft.types import Submitted
 from lineshaft.types.work import SPAWN_STEP, Child, NewCheckpoint, NewSpawn, Spawned, SpawnResult, Spent
 
 _SQL = catalog.load(__name__)
 
 
-class _ChildEnd(Struct, frozen=True):
+class _ChildRow(Struct, frozen=True):
     id: str
     status: str
     output: bytes | None
@@ -48,11 +50,17 @@ class _ChildEnd(Struct, frozen=True):
 
 class Spawn:
     def __init__(
-        self, transitions: Transitions, steps: Steps, dependencies: Dependencies, submission: Submission
+        self,
+        transitions: Transitions,
+        lanes: Lanes,
+        steps: Steps,
+        dependencies: TaskDependencies,
+        submission: Submission,
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
         self._locks = transitions.locks
+        self._lanes = lanes
         self._steps = steps
         self._dependencies = dependencies
         self._submission = submission
@@ -62,8 +70,11 @@ class Spawn:
         return [await self._result(item) for item in items]
 
     async def _result(self, item: NewSpawn) -> SpawnResult:
+        def spawn(types: KnownTypes) -> Awaitable[Spawned]:
+            return self._database.run(lambda own: self._spawn(own, item, types), pipeline=False)
+
         try:
-            spawned = await self._database.run(lambda own: self._spawn(own, item), pipeline=False)
+            spawned = await self._submission.types.submit(spawn)
         except UnavailableError:
             raise
         except LineshaftError as error:
@@ -75,7 +86,7 @@ class Spawn:
             return SpawnResult(item.claim.id, error=error)
         return SpawnResult(item.claim.id, spawned)
 
-    async def _spawn(self, connection: Connection, item: NewSpawn) -> Spawned:
+    async def _spawn(self, connection: Connection, item: NewSpawn, types: KnownTypes) -> Spawned:
         step = SPAWN_STEP + (_digest(item) if item.key is None else item.key)
         try:
             parent = await self._locks.hold(connection, item.claim, "spawn from")
@@ -85,31 +96,36 @@ class Spawn:
                 raise
             # A repeated call: the parent is waiting already.
             again = _submitted(known.data)
-            return Spawned([Child(child.id) for child in again], paused=True, submitted=again)
+            return Spawned(await self._children(connection, again), paused=True, submitted=again)
         if item.checkpoint is not None:
             await self._steps.save_checkpoints_in(connection, [NewCheckpoint(item.claim, item.checkpoint)])
-        changes = self._transitions.changes()
+        effects = self._transitions.effects()
         # While the parent is locked: of two concurrent calls the second finds the children of the first.
         known = await self._steps.read(connection, item.claim.id, step)
         if known is not None:
             submitted = _submitted(known.data)
         else:
-            parent, submitted = await self._create(connection, changes, parent, item.tasks)
+            parent, submitted = await self._create(connection, effects, parent, item.tasks, types)
             await self._steps.insert(connection, item.claim, step, _record(item, submitted))
-        ends = await self._ends(connection, [child.id for child in submitted])
+        children = await self._children(connection, submitted)
         # Without a key the caller doesn't learn about ends: it gets them with its next claim.
-        paused = item.wait and (item.key is None or any(child.id not in ends for child in submitted))
+        paused = item.wait and (item.key is None or not all(child.ended for child in children))
         if paused:
             _check_total(parent, item.spent)
-            await self._pause(connection, changes, parent, submitted, item.spent)
+            await self._pause(connection, effects, parent, submitted, item.spent)
         else:
             # With children that won't be created again.
             await spending.book(connection, [(item.claim, item.spent)], self._database.now)
-            await changes.write(connection)
-        return Spawned([ends.get(child.id) or Child(child.id) for child in submitted], paused, submitted)
+            await effects.write(connection)
+        return Spawned(children, paused, submitted)
 
     async def _create(
-        self, connection: Connection, changes: Changes, parent: LockedTask, tasks: Sequence[NewTask]
+        self,
+        connection: Connection,
+        effects: Effects,
+        parent: LockedTask,
+        tasks: Sequence[NewTask],
+        types: KnownTypes,
     ) -> tuple[LockedTask, list[Submitted]]:
         """In the parent's DAG, which may get its row now; also returns the parent as it is then."""
         dag_id = parent.task_dag_id
@@ -123,16 +139,16 @@ class Spawn:
             msgspec.structs.replace(task, parent_id=parent.id, created_by=task.created_by or creator)
             for task in tasks
         ]
-        draft = partial(draft_by_key, own, dag_id, drafts, self._submission.rules)
+        draft = partial(draft_by_key, own, dag_id, drafts, self._submission.rules._replace(types=types))
         heads = (await off_the_loop(own, draft)).values()
         if parent.dag_id is None:
             await give_dag_a_row(connection, self._database.now, parent)
             parent = replace(parent, dag_id=dag_id)
         await self._check_depth(connection, parent)
-        results = await self._submission.write_in(connection, drafts, [])
+        results = await self._submission.write_in(connection, drafts, [], types)
         added = sum(draft.id not in results or not results[draft.id].duplicate for draft in drafts)
         await self._check_number(connection, dag_id, added)
-        changes.touch_dag(dag_id, added=added)
+        effects.touch_dag(dag_id, added=added)
         return parent, [results[head.id] for head in heads]
 
     async def _check_depth(self, connection: Connection, parent: LockedTask) -> None:
@@ -159,28 +175,32 @@ class Spawn:
     async def _pause(
         self,
         connection: Connection,
-        changes: Changes,
+        effects: Effects,
         parent: LockedTask,
         children: Sequence[Submitted],
         spent: Spent,
     ) -> None:
-        """End the claim until all children have ended; writes the changes."""
+        """End the claim until all children have ended; writes the effects."""
         waits_for = await self._dependencies.wait_for_children(connection, parent.id, children)
         status = Status.PENDING if waits_for else Status.READY
-        changes.requeue(parent, status, spent=spent, blocked=waits_for)
+        lane_id = await self._lanes.next(connection, parent, spent)
+        effects.requeue(parent, status, spent=spent, blocked=waits_for, lane_id=lane_id)
         if waits_for:
-            changes.release_batch_lock(parent)
-        changes.attempt(parent, "waiting", spent=spent)
-        changes.event(parent, ["task.waiting"] if waits_for else ["task.waiting", "task.ready"])
-        await changes.write(connection)
+            effects.release_batch_lock(parent)
+        effects.attempt(parent, "waiting", spent=spent)
+        effects.event(parent, ["task.waiting"] if waits_for else ["task.waiting", "task.ready"])
+        await effects.write(connection)
         await self._dependencies.rekey_paths(connection, [child.id for child in children])
 
-    async def _ends(self, connection: Connection, ids: list[str]) -> dict[str, Child]:
-        ends = await fetch_rows(connection, _ChildEnd, _SQL["child_ends"], {"ids": ids})
-        return {
-            end.id: Child(end.id, end.status, None if end.output is None else msgspec.json.decode(end.output))
-            for end in ends
+    async def _children(self, connection: Connection, submitted: Sequence[Submitted]) -> list[Child]:
+        ids = [child.id for child in submitted]
+        rows = await fetch_rows(connection, _ChildRow, _SQL["children"], {"ids": ids})
+        found = {
+            row.id: Child(row.id, row.status, None if row.output is None else msgspec.json.decode(row.output))
+            for row in rows
         }
+        # One that retention has deleted had ended.
+        return [found.get(name) or Child(name, Status.COMPLETED) for name in ids]
 
 
 def _check_total(parent: LockedTask, spent: Spent) -> None:

@@ -11,5 +11,7 @@ SELECT max(depth) FROM above
 -- The DAG's row is locked from here on: of two spawns the second sees what the first has created.
 UPDATE lineshaft.dag SET spawned = spawned + %(n)s::integer WHERE id = %(dag_id)s::text RETURNING spawned
 
--- name: child_ends
+-- name: children
 SELECT id, status::text AS status, output FROM lineshaft.task_end WHERE id = ANY (%(ids)s::text[])
+UNION ALL
+SELECT id, status::text, NULL FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[])

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from lineshaft.engine.live.task_locks import claim_columns, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.pipeline import pipelined
-from lineshaft.engine.transition.task_locks import claim_columns, has_duplicate_tasks
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.model.states import Status
 from lineshaft.types.work import ClaimRef, Moved
@@ -12,7 +12,7 @@ from lineshaft.types.work import ClaimRef, Moved
 _SQL = catalog.load(__name__)
 
 
-class Start:
+class Starts:
     def __init__(self, transitions: Transitions) -> None:
         self._database = transitions.database
         self._locks = transitions.locks

@@ -5,14 +5,15 @@ from decimal import Decimal
 
 from msgspec import Struct
 
+from lineshaft.engine.live import spending
+from lineshaft.engine.live.task_locks import claim_columns, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.literals import json_text
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
-from lineshaft.engine.transition import spending
-from lineshaft.engine.transition.task_locks import claim_columns, has_duplicate_tasks
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.types.work import (
+    SPAWN_STEP,
     ClaimRef,
     Moved,
     NewCheckpoint,
@@ -122,3 +123,25 @@ class Steps:
         """A new step of a task that is locked."""
         values = {"id": claim.id, "epoch": claim.epoch, "name": name, "data": data.decode()}
         await connection.execute(_SQL["insert_step"], {**self._database.now, **values})
+
+
+class _Forgotten(Struct, frozen=True):
+    task_id: str
+    name: str
+
+
+async def forget_steps(
+    connection: Connection, ids: Sequence[str], names: Sequence[str] | None, *, spawned: bool = False
+) -> set[tuple[str, str]]:
+    """Delete recorded steps of tasks, which are locked; returns their tasks and names.
+
+    None: all steps, but records of spawned tasks only with `spawned`.
+    """
+    parameters = {
+        "ids": list(ids),
+        "names": None if names is None else list(names),
+        "spawn": f"{SPAWN_STEP}%",
+        "spawned": spawned,
+    }
+    rows = await fetch_rows(connection, _Forgotten, _SQL["forget_steps"], parameters)
+    return {(row.task_id, row.name) for row in rows}

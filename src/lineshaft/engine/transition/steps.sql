@@ -55,3 +55,13 @@ SELECT data, epoch FROM lineshaft.step WHERE task_id = %(id)s::text AND name = %
 -- name: insert_step
 INSERT INTO lineshaft.step (task_id, name, epoch, recorded_at, data)
 VALUES (%(id)s::text, %(name)s::text, %(epoch)s::integer, coalesce(%(now)s::timestamptz, now()), %(data)s::jsonb)
+
+-- name: forget_steps
+-- Recorded results, so that these steps run again. Without names all of them; but the records of spawned tasks only with `spawned`: those
+-- would be spawned a second time. Guarded by row locks of the tasks.
+DELETE FROM lineshaft.step
+WHERE task_id = ANY (%(ids)s::text[])
+  AND CASE
+      WHEN %(names)s::text[] IS NULL THEN name NOT LIKE %(spawn)s::text OR %(spawned)s::boolean ELSE name = ANY (%(names)s::text[])
+  END
+RETURNING task_id, name

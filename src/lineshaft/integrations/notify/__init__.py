@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from lineshaft.engine.feed.outbox import Throttle
-from lineshaft.model.notices import Message, NoticeKind
+from lineshaft.model.notices import NoticeKind, Notification
 
 
 class DeliveryError(Exception):
@@ -18,7 +18,7 @@ class DeliveryError(Exception):
 
 
 class Sender(Protocol):
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         """Deliver it, or raise DeliveryError."""
         ...
 

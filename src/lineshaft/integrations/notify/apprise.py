@@ -6,7 +6,7 @@ from typing import Any
 
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import DeliveryError
-from lineshaft.model.notices import Message, NoticeKind
+from lineshaft.model.notices import NoticeKind, Notification
 
 _TYPES = {
     NoticeKind.DEAD_LETTER: "failure",
@@ -33,7 +33,7 @@ class Apprise:
         if not self._recipients.add(url):
             raise SettingsError(f"Destination {name!r} has a URL that apprise doesn't support.")
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         kind = _TYPES.get(message.kind, "warning")
         if not await self._recipients.async_notify(title=message.title, body=message.text, notify_type=kind):
             raise DeliveryError("apprise could not deliver the message")

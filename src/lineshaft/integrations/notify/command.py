@@ -11,15 +11,15 @@ from subprocess import DEVNULL, PIPE
 import msgspec
 
 from lineshaft.integrations.notify import DeliveryError
-from lineshaft.model.notices import Message
+from lineshaft.model.notices import Notification
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class NotifyCommand:
     argv: tuple[str, ...] = field(repr=False)
     timeout_sec: float = 10.0
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         try:
             process = await self._started()
         except OSError as error:

@@ -17,7 +17,7 @@ from lineshaft.engine.feed.outbox import Throttle
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify import Destination, Sender
 from lineshaft.integrations.notify.apprise import Apprise
-from lineshaft.integrations.notify.command import Command
+from lineshaft.integrations.notify.command import NotifyCommand
 from lineshaft.integrations.notify.review_log import ReviewLog
 from lineshaft.integrations.notify.slowdown_file import SlowdownFile
 from lineshaft.integrations.notify.webhook import Webhook, key_of
@@ -73,7 +73,7 @@ class SlowdownFileConfig(_Common, frozen=True, kw_only=True, forbid_unknown_fiel
 _Config = WebhookConfig | AppriseConfig | CommandConfig | ReviewLogConfig | SlowdownFileConfig
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _NotifyFile(Struct, frozen=True, forbid_unknown_fields=True):
     destinations: tuple[_Config, ...]
 
 
@@ -81,7 +81,7 @@ def load(path: Path, environ: Mapping[str, str]) -> list[Destination]:
     """Read the destinations from a file; raises SettingsError with what is wrong."""
     try:
         document = _expanded(msgspec.yaml.decode(path.read_bytes()), environ)
-        config = msgspec.convert(document, type=_File)
+        config = msgspec.convert(document, type=_NotifyFile)
     except OSError as error:
         raise _invalid(path, error.strerror or type(error).__name__) from None
     except msgspec.ValidationError as error:
@@ -116,7 +116,7 @@ def _destination(path: Path, config: _Config) -> Destination:
     elif isinstance(config, AppriseConfig):
         sender = Apprise(config.name, config.url)
     elif config.command:
-        sender = Command(config.command)
+        sender = NotifyCommand(config.command)
     else:
         raise _invalid(path, f"{config.name}: command must have a program and its arguments")
     kinds = frozenset(config.events) or DEFAULT_KINDS

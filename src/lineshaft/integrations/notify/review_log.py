@@ -14,20 +14,20 @@ from pathlib import Path
 from msgspec import Struct
 
 from lineshaft.integrations.notify import DeliveryError
-from lineshaft.model.notices import Message, Notice
+from lineshaft.model.notices import Notice, Notification
 
 
 class ReviewLog(Struct, frozen=True):
     folder: Path
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         try:
             await asyncio.to_thread(append, self.folder, message)
         except OSError as error:
             raise DeliveryError(f"can't be written: {error.strerror or type(error).__name__}") from None
 
 
-def append(folder: Path, message: Message) -> None:
+def append(folder: Path, message: Notification) -> None:
     """Write the decisions of a message to the files of their days."""
     folder.mkdir(parents=True, exist_ok=True)
     for notice in message.notices:

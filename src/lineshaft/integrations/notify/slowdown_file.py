@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from lineshaft.integrations.notify import DeliveryError
-from lineshaft.model.notices import Message
+from lineshaft.model.notices import Notification
 
 NAME = "SLOWDOWN"
 
@@ -32,14 +32,14 @@ class Signal(msgspec.Struct, frozen=True):
 class SlowdownFile(Struct, frozen=True):
     folder: Path
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         try:
             await asyncio.to_thread(write, self.folder, message)
         except OSError as error:
             raise DeliveryError(f"can't be written: {error.strerror or type(error).__name__}") from None
 
 
-def write(folder: Path, message: Message) -> None:
+def write(folder: Path, message: Notification) -> None:
     signals = [msgspec.convert({**notice.data, "at": notice.at}, Signal) for notice in message.notices]
     latest = max(signals, key=lambda signal: signal.at)
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from lineshaft.http_client import NoResponseError, post
 from lineshaft.integrations.notify import DeliveryError
-from lineshaft.model.notices import Message
+from lineshaft.model.notices import Notification
 
 _PREFIX = "whsec_"
 _SUCCESS = range(200, 300)
@@ -29,7 +29,7 @@ class Webhook:
     timeout_sec: float = 10.0
     clock: Callable[[], float] = time.time
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         body = msgspec.json.encode(message)
         sent_at = int(self.clock())
         headers = {

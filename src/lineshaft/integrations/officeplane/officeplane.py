@@ -1,12 +1,12 @@
 """OfficePlane's API as a guest of the server: what its routes and WebSockets share, and its error format."""
 
 from msgspec import Struct
-from starlette.datastructures import Headers
+from starlette.types import Scope as AsgiScope
 
+from lineshaft.engine.caller import Caller
 from lineshaft.integrations.officeplane.tasks import TaskConverter
 from lineshaft.integrations.officeplane.updates import Updates
 from lineshaft.server.framework import routing
-from lineshaft.server.framework.auth import Principal
 from lineshaft.server.framework.problems import ErrorFormat, ErrorFormats
 from lineshaft.server.service import Service
 from lineshaft.types import Problem, Scope
@@ -34,8 +34,8 @@ class Officeplane:
         self.updates = Updates(service.tail, service.events, self.engine.read, self.converter)
         self._service = service
 
-    async def authenticate(self, scope: Scope | None, headers: Headers) -> Principal:
-        return await self._service.authenticate(scope, headers)
+    async def authenticate(self, scope: Scope | None, request: AsgiScope) -> Caller:
+        return await self._service.authenticate(scope, request)
 
 
 Call = routing.Call[Officeplane]

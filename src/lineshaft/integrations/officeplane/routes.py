@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from lineshaft import __version__
@@ -12,6 +12,7 @@ from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.officeplane import Call
+from lineshaft.integrations.officeplane.preset import OFFICEPLANE
 from lineshaft.integrations.officeplane.tasks import (
     STATES,
     DocumentTask,
@@ -24,14 +25,15 @@ from lineshaft.integrations.officeplane.tasks import (
     state_of,
 )
 from lineshaft.model.states import Status
+from lineshaft.operations import new_tasks
+from lineshaft.operations.dags import CancelDag
+from lineshaft.operations.operation import operation
+from lineshaft.operations.wire import Body, Header
 from lineshaft.server.framework.problems import unreadable
-from lineshaft.server.framework.routing import Answer, Routes
-from lineshaft.server.routes import requests, responses
+from lineshaft.server.routes.health import Health
 from lineshaft.types import Scope, Task, TaskFilter
 from lineshaft.types.page import MAX_LIMIT
-from lineshaft.types.protocol import Name
-
-routes = Routes()
+from lineshaft.types.request import ById, Limit, Name, Nothing
 
 _EXAMPLE = {
     "taskType": "batch_edit",
@@ -48,101 +50,110 @@ class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
     state: tuple[str, ...] = ()
     priority: str | None = None
     document_id: tuple[Name, ...] = ()
-    limit: requests.Limit = 50
+    limit: Limit = 50
 
 
-@routes.get("/api/tasks", Scope.READ, list[DocumentTask])
-async def list_document_tasks(call: Call, query: ListQuery) -> Answer:
+@operation("GET /api/tasks", Scope.READ)
+async def list_document_tasks(call: Call, request: ListQuery) -> list[DocumentTask]:
     """List tasks with OfficePlane's names and states, newest first."""
-    states = [_state(name) for name in query.state]
+    states = [_state(name) for name in request.state]
     low, high = (None, None)
-    if query.priority is not None:
-        low, high = _PRIORITIES[priority_word(priority_number(query.priority))]
+    if request.priority is not None:
+        low, high = _PRIORITIES[priority_word(priority_number(request.priority))]
     fits = TaskFilter(
-        lock_key=tuple(lock_key(name) for name in query.document_id), priority_from=low, priority_to=high
+        lock_key=tuple(lock_key(name) for name in request.document_id), priority_from=low, priority_to=high
     )
-    found = await _newest(call.service.engine.read, fits, states, query.limit)
-    return Answer([call.service.converter.view(task) for task in found])
+    found = await _newest(call.service.engine.read, fits, states, request.limit)
+    return [call.service.converter.view(task) for task in found]
 
 
-@routes.post(
-    "/api/tasks",
+class SubmitDocument(InQuery, frozen=True, kw_only=True):
+    body: Body[Raw]
+    idempotency_key: Header = None
+
+
+@operation(
+    "POST /api/tasks",
     Scope.SUBMIT,
-    {201: DocumentTask, 200: DocumentTask},
+    created=lambda task: task.duplicate is not True,
     codes=("dependency_not_found", "already_exists", "not_found", "rate_limited"),
     example=_EXAMPLE,
     body_shape=NewDocumentTask,
 )
-async def submit_document_task(call: Call, body: Raw, query: InQuery) -> Answer:
+async def submit_document_task(call: Call, request: SubmitDocument) -> DocumentTask:
     """Submit a task in OfficePlane's format.
 
     Either the body is the task, or `taskType` and the other fields are in the query and the whole body is the
     payload. 200 with `"duplicate": true` if a task with this Idempotency-Key exists.
     """
-    key = requests.key_of(call.headers.get("idempotency-key"), None)
+    key = new_tasks.key_of(request.idempotency_key, None)
     try:
-        requested = _requested(body, query)
+        requested = _requested(request)
         (submitted,) = await call.service.engine.submission.submit(
-            [call.service.converter.task(requested, key)]
+            [call.service.converter.task(requested, key)], preset=OFFICEPLANE.name
         )
     except (InvalidInputError, NotFoundError) as error:
         raise in_officeplane_names(error) from None
     found = await call.service.engine.read.task(submitted.id)
-    if submitted.duplicate:
-        return Answer(call.service.converter.view(found, duplicate=True))
-    return Answer(call.service.converter.view(found), 201)
+    return call.service.converter.view(found, duplicate=submitted.duplicate or UNSET)
 
 
-@routes.get("/api/tasks/{id}", Scope.READ, DocumentTask, codes=("not_found",))
-async def get_document_task(call: Call) -> Answer:
+@operation("GET /api/tasks/{id}", Scope.READ, codes=("not_found",))
+async def get_document_task(call: Call, request: ById) -> DocumentTask:
     """Read a task."""
-    return await _task(call)
+    return await _task(call, request.id)
 
 
-@routes.post("/api/tasks/{id}/cancel", Scope.OPERATE, DocumentTask, codes=("not_found", "invalid_transition"))
-async def cancel_document_task(call: Call, body: requests.CancelDag) -> Answer:
+@operation("POST /api/tasks/{id}/cancel", Scope.OPERATE, codes=("not_found", "invalid_transition"))
+async def cancel_document_task(call: Call, request: CancelDag) -> DocumentTask:
     """Cancel a task, its children and everything that depends on it. Cancelling again changes nothing."""
-    await call.service.engine.operations.cancel(call.path["id"], body.reason)
-    return await _task(call)
+    await call.service.engine.cancel.cancel(request.id, request.reason)
+    return await _task(call, request.id)
 
 
-@routes.post(
-    "/api/tasks/{id}/retry",
+class RetryDocument(Nothing, frozen=True, kw_only=True):
+    id: str
+
+
+@operation(
+    "POST /api/tasks/{id}/retry",
     Scope.OPERATE,
-    DocumentTask,
     codes=("not_found", "invalid_transition", "already_exists"),
 )
-async def retry_document_task(call: Call, body: requests.Nothing) -> Answer:  # noqa: ARG001 - no fields, but checked
+async def retry_document_task(call: Call, request: RetryDocument) -> DocumentTask:
     """Queue a failed, timed-out or cancelled task again, or retry a RETRYING task now."""
-    await call.service.engine.operations.retry(call.path["id"])
-    return await _task(call)
+    await call.service.engine.revive.retry(request.id)
+    return await _task(call, request.id)
 
 
-@routes.get("/health", None, responses.Health)
-async def healthy(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
+@operation("GET /health", None)
+async def healthy(call: Call, request: Nothing) -> Health:  # noqa: ARG001 - every operation has them
     """The process answers. The same as /healthz, under OfficePlane's name."""
-    return Answer(responses.Health("ok", __version__))
+    return Health("ok", __version__)
 
 
-def _requested(body: Raw, query: InQuery) -> NewDocumentTask:
+def _requested(request: SubmitDocument) -> NewDocumentTask:
     try:
-        if query.task_type is not None:
-            return from_query(query, msgspec.json.decode(body))
-        if query != InQuery():
+        if request.task_type is not None:
+            return from_query(request, msgspec.json.decode(request.body))
+        if any(getattr(request, name) != default for name, default in _IN_QUERY.items()):
             raise InvalidInputError(
                 errors=[("taskType", "is required in the query if other fields are in the query")]
             )
-        return msgspec.json.decode(body, type=NewDocumentTask)
+        return msgspec.json.decode(request.body, type=NewDocumentTask)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise unreadable(error) from None
 
 
-async def _task(call: Call) -> Answer:
-    found = await call.service.engine.read.task(call.path["id"])
+_IN_QUERY = {field.name: field.default for field in msgspec.structs.fields(InQuery)}
+
+
+async def _task(call: Call, task_id: str) -> DocumentTask:
+    found = await call.service.engine.read.task(task_id)
     # What is too large for one answer, or can't be read now, is a reference.
     with suppress(LineshaftError):
         found = await call.service.engine.artifacts.with_data(found)
-    return Answer(call.service.converter.view(found))
+    return call.service.converter.view(found)
 
 
 _PRIORITIES = {"CRITICAL": (0, 9), "HIGH": (10, 29), "NORMAL": (30, 59), "LOW": (60, 100)}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
@@ -35,10 +34,9 @@ class UpdatesSocket:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        headers = Headers(scope=scope)
         async with contextlib.AsyncExitStack() as open_while:
             try:
-                allow = partial(self._officeplane.authenticate, SCOPE, headers)
+                allow = partial(self._officeplane.authenticate, SCOPE, scope)
                 token_id = (await allow()).token_id
                 address = (scope.get("client") or ("",))[0]
                 listening = self._officeplane.updates.listener(token_id, address)

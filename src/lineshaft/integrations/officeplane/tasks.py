@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
+from lineshaft.engine.submit.surface import SurfaceTask
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import (
     max_attempts,
@@ -19,12 +20,11 @@ from lineshaft.integrations.officeplane.conversion import (
     priority_word,
     state_name,
 )
-from lineshaft.model.retry import Preset
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Task, TaskOutput
 from lineshaft.types.data_refs import DataRef
-from lineshaft.types.protocol import Name
+from lineshaft.types.request import Name
 
 STATES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED", "RETRYING", "CANCELLED", "TIMEOUT")
 DEFAULT_MAX_RETRIES = 3
@@ -126,7 +126,7 @@ class TaskConverter:
 
     def _task(self, requested: NewDocumentTask) -> NewTask:
         retries = requested.max_retries
-        return NewTask(
+        return SurfaceTask(
             type=requested.task_type,
             title=requested.task_name,
             spec=requested.payload,
@@ -138,7 +138,6 @@ class TaskConverter:
             run_at=requested.scheduled_for,
             tags=requested.tags,
             children=[self._task(child) for child in requested.children],
-            preset=Preset.OFFICEPLANE,
             surface=_to_echo(requested),
         )
 
@@ -202,10 +201,10 @@ def priority_number(priority: str | int) -> int:
 
 
 def from_query(query: InQuery, payload: Any) -> NewDocumentTask:
-    given = {name: getattr(query, name) for name in query.__struct_fields__}
+    fields = {name: getattr(query, name) for name in InQuery.__struct_fields__}
     if not isinstance(payload, dict):
         raise InvalidInputError(errors=[("payload", "must be an object: the body is the payload")])
-    return NewDocumentTask(**given | {"tags": list(query.tags), "payload": payload})
+    return NewDocumentTask(**fields | {"tags": list(query.tags), "payload": payload})
 
 
 def _to_echo(requested: NewDocumentTask) -> Mapping[str, Any] | None:

@@ -1,55 +1,24 @@
 """Authentication of callers, and their scopes."""
 
+import hashlib
+import hmac
 import ipaddress
 import math
+import os
+import secrets
 import time
-from decimal import Decimal
 
-from msgspec import Struct
 from starlette.datastructures import Headers
+from starlette.types import Scope as AsgiScope
 
+from lineshaft.engine.caller import LOCAL_CALLER, Caller
 from lineshaft.engine.tokens import Tokens
-from lineshaft.errors import ForbiddenError, SettingsError, UnauthorizedError
+from lineshaft.errors import SettingsError, UnauthorizedError
+from lineshaft.server.framework.peers import Accounts, peer_of
 from lineshaft.types import Scope
 
-
-class Principal(Struct, frozen=True):
-    #: The token's id and name; None: no token was needed.
-    token_id: str | None
-    name: str
-    scope: Scope
-    #: The only agent that it may act as; None: any.
-    agent_id: str | None = None
-    #: The budget of that agent, in place of what it declares; None: as it declares.
-    agent_budget_usd: Decimal | None = None
-
-    def may(self, scope: Scope) -> bool:
-        return self.scope.includes(scope)
-
-    def check(self, scope: Scope) -> None:
-        if not self.may(scope):
-            raise ForbiddenError(
-                f"This needs a token with the scope {scope} or higher; {self.name!r} has {self.scope}. "
-                f"Create one: lineshaft token create --name NAME --scope {scope}"
-            )
-
-    def check_agent(self, agent_id: str) -> None:
-        if self.agent_id not in {None, agent_id}:
-            raise ForbiddenError(
-                f"The token {self.name!r} is bound to agent {self.agent_id!r} and can't act as agent "
-                f"{agent_id!r}. Use a token of that agent: lineshaft token create --scope agent --agent ID"
-            )
-
-    def check_creator(self, created_by: str | None) -> None:
-        if self.agent_id is not None and created_by not in {None, f"agent:{self.agent_id}"}:
-            raise ForbiddenError(
-                f"The token {self.name!r} is bound to agent {self.agent_id!r} and can't submit with "
-                f"created_by {created_by!r}. Leave it out, or send 'agent:{self.agent_id}'."
-            )
-
-
-#: Trusted on loopback until the first token is created: it has an account on this machine.
-LOCAL_CALLER = Principal(None, "this machine", Scope.ADMIN)
+#: Trusted on loopback until the first token is created: it has the server's account.
+_TRUSTED = Caller(actor=LOCAL_CALLER.name)
 #: How long a server may take to notice that another process has created the first token. Asking the database
 #: at every call would be a round trip more for each.
 _NOTICE_SEC = 0.05
@@ -61,13 +30,30 @@ _CREATE_ONE = (
     "Create one on the server's machine, with LINESHAFT_URL unset: "
     "lineshaft token create --name NAME --scope SCOPE"
 )
+_CODE_PREFIX = "once_"
+_CODE_SEC = 3_600.0
+
+
+class FirstTokenCode:
+    """Makes the first token where the account that calls can't be looked up. Only its hash is kept."""
+
+    def __init__(self, code: str) -> None:
+        self._hash = _hash(code)
+        self._ends_at = time.monotonic() + _CODE_SEC
+
+    def allows(self, secret: str) -> bool:
+        return time.monotonic() < self._ends_at and hmac.compare_digest(self._hash, _hash(secret))
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 class Authenticator:
     """Finds the caller of a request.
 
-    `auth` is the setting: with `auto`, callers without a token are trusted until the first token is created;
-    with `off`, after that too.
+    `auth` is the setting: with `auto`, the server's own account is trusted without a token until the first
+    token is created; with `off`, every account of this machine, and after that too.
     """
 
     def __init__(self, tokens: Tokens, *, auth: str, host: str) -> None:
@@ -76,9 +62,25 @@ class Authenticator:
         #: Once True, it stays so: revoking the last token opens nothing.
         self.required = auth == "required" or not is_loopback(host)
         self._asked_at = -math.inf
+        self._accounts = Accounts()
+        self._code: FirstTokenCode | None = None
+
+    async def start(self) -> str | None:
+        """When the server starts; returns the code for the first token, if one is needed."""
+        await self.refresh()
+        if self.required or self._off or await self._accounts.work():
+            return None
+        self.required = True
+        code = _CODE_PREFIX + secrets.token_urlsafe(24)
+        self._code = FirstTokenCode(code)
+        return code
+
+    async def account(self, request: AsgiScope) -> int | None:
+        """The user id that calls; None: it isn't of this machine, or isn't known."""
+        return await peer_of(request).account(self._accounts)
 
     async def refresh(self) -> None:
-        """Find out whether a token has been created; when the server starts, and as callers come."""
+        """Find out whether a token has been created; at the start, and as callers come."""
         now = time.monotonic()
         if self.required or self._off or now - self._asked_at < _NOTICE_SEC:
             return
@@ -94,8 +96,9 @@ class Authenticator:
         """A token has been created, as this server knows by itself."""
         self.required = not self._off or self.required
 
-    async def principal(self, headers: Headers) -> Principal:
-        """The caller with these headers. A token is checked even where none is needed."""
+    async def caller(self, request: AsgiScope, scope: Scope) -> Caller:
+        """The caller, who asks for this scope. A token is checked even where none is needed."""
+        headers = Headers(scope=request)
         authorization = headers.get("authorization")
         if authorization is None:
             await self.refresh()
@@ -109,8 +112,16 @@ class Authenticator:
                     "on another machine and needs a token: send the header 'Authorization: Bearer TOKEN'. "
                     f"{_CREATE_ONE}"
                 )
-            return LOCAL_CALLER
+            if not self._off and await self.account(request) != os.geteuid():
+                raise UnauthorizedError(
+                    "The call comes from another account of this machine, such as a proxy's. Until there is "
+                    "a token, only the server's own account may call without one: send the header "
+                    f"'Authorization: Bearer TOKEN'. {_CREATE_ONE}"
+                )
+            return _TRUSTED
         scheme, _, secret = authorization.partition(" ")
+        if scope is Scope.ADMIN and await self._is_first(secret.strip()):
+            return Caller(actor=LOCAL_CALLER.name, needs_token=True)
         token = await self._tokens.find(secret.strip()) if scheme.lower() == "bearer" else None
         if token is None:
             raise UnauthorizedError(
@@ -118,7 +129,15 @@ class Authenticator:
                 "was not revoked. See 'lineshaft token list'."
             )
         self.notice_token()
-        return Principal(token.id, token.name, token.scope, token.agent_id, token.budget_usd)
+        return Caller(
+            token.id, token.name, token.scope, token.agent_id, token.budget_usd, token.name, self.required
+        )
+
+    async def _is_first(self, secret: str) -> bool:
+        """Whether this is the code for the first token, and there was none yet."""
+        if self._code is None or not self._code.allows(secret):
+            return False
+        return not await self._tokens.ever_existed()
 
 
 def _proxy_header(headers: Headers) -> str | None:

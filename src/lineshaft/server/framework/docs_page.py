@@ -37,7 +37,7 @@ def route(document: Callable[[], Mapping[str, Any]], service: Service) -> Route:
         return "".join(_page(document()))
 
     async def answer(request: Request) -> HTMLResponse:
-        await service.authenticate(Scope.READ, request.headers)
+        await service.authenticate(Scope.READ, request.scope)
         return HTMLResponse(page(), headers={"Content-Security-Policy": _POLICY})
 
     return Route(PATH, answer)

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from lineshaft.server.framework.peers import PEER, Peer
 from lineshaft.types import Problem
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class HttpProtocol(HttpToolsProtocol):
     def is_between_requests(self) -> bool:
         """Whether a request was answered, and nothing of the next one has arrived."""
         return self.cycle is not None and not self.is_answering and not self._head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._peer = Peer(self.client, self.server)
 
     # Reading.
 
@@ -181,6 +186,7 @@ class HttpProtocol(HttpToolsProtocol):
                 "headers": self.headers,
                 "state": self.app_state.copy(),
                 "method": method.decode(),
+                PEER: self._peer,
             },
         )
         if parser.should_upgrade():

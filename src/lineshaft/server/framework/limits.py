@@ -1,5 +1,6 @@
 """Limits on the size and the nesting depth of a request body."""
 
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -37,6 +38,7 @@ def too_large(limit: int, setting: str = "LINESHAFT_MAX_BODY_BYTES") -> PayloadT
     )
 
 
+@cache
 def has_only_small_fields(body: Any) -> bool:
     """Whether a body has only single texts and numbers, so that a large one is never needed."""
     return _is_small(inspect.type_info(body))

@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lineshaft.model.open_enum import OpenEnum
+from lineshaft.operations.operation import Operation
 from lineshaft.server.framework import problems
 from lineshaft.server.framework.problems import ErrorFormat, ErrorFormats
-from lineshaft.server.framework.routing import ItemsOf, Operation, Service, summary_of
+from lineshaft.server.framework.routing import ItemsOf, Service
 from lineshaft.types import Scope
 
 PATH = "/openapi.json"
@@ -30,7 +32,7 @@ take `limit` and `cursor` and return `items` and `next_cursor`. A POST that crea
 
 
 def document(
-    title: str, version: str, operations: Sequence[Operation], formats: ErrorFormats
+    title: str, version: str, operations: Sequence[Operation[Any, Any]], formats: ErrorFormats
 ) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
@@ -49,13 +51,13 @@ def route(described: Callable[[], Mapping[str, Any]], service: Service) -> Route
         return msgspec.json.encode(described())
 
     async def answer(request: Request) -> Response:
-        await service.authenticate(Scope.READ, request.headers)
+        await service.authenticate(Scope.READ, request.scope)
         return Response(encoded(), media_type="application/json")
 
     return Route(PATH, answer)
 
 
-def _paths(operations: Sequence[Operation], formats: ErrorFormats) -> dict[str, Any]:
+def _paths(operations: Sequence[Operation[Any, Any]], formats: ErrorFormats) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for operation in operations:
         path = _CONVERTOR.sub(r"{\1}", operation.path)
@@ -63,8 +65,8 @@ def _paths(operations: Sequence[Operation], formats: ErrorFormats) -> dict[str, 
     return paths
 
 
-def _operation(operation: Operation, path: str, formats: ErrorFormats) -> dict[str, Any]:
-    summary, description = summary_of(operation)
+def _operation(operation: Operation[Any, Any], path: str, formats: ErrorFormats) -> dict[str, Any]:
+    summary, description = operation.summary
     found: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.area],
@@ -80,17 +82,22 @@ def _operation(operation: Operation, path: str, formats: ErrorFormats) -> dict[s
     if operation.upload:
         found["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": {}}}}
         found["parameters"].append(_FILE_NAME)
-    if operation.body is not None:
-        content: dict[str, Any] = {"schema": _schema_of(operation.body_shape or operation.body)}
+    if operation.wire.body is not None:
+        content: dict[str, Any] = {"schema": _schema_of(operation.body_shape or operation.wire.body)}
         if operation.example is not None:
             content["example"] = operation.example
         found["requestBody"] = {
-            "required": not operation.body_is_optional,
+            "required": not _is_optional(operation.wire.body),
             "content": {"application/json": content},
         }
         if HTTPStatus.CREATED in operation.answers:
             found["parameters"].append(_IDEMPOTENCY_KEY)
     return found
+
+
+def _is_optional(body: Any) -> bool:
+    """Whether an empty body means one with all defaults."""
+    return body is msgspec.Raw or not any(field.required for field in structs.fields(body))
 
 
 _IDEMPOTENCY_KEY = {
@@ -118,10 +125,10 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     ]
 
 
-def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
-    if operation.query is None:
+def _query_parameters(operation: Operation[Any, Any]) -> list[dict[str, Any]]:
+    if operation.wire.query is None:
         return []
-    schema = _resolved(operation.query)
+    schema = _resolved(operation.wire.query)
     return [
         {
             "name": field.encode_name,
@@ -129,11 +136,11 @@ def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
             "required": field.required,
             "schema": _plain(schema[field.encode_name]),
         }
-        for field in structs.fields(operation.query)
+        for field in structs.fields(operation.wire.query)
     ]
 
 
-def _responses(operation: Operation, error_format: ErrorFormat) -> dict[str, Any]:
+def _responses(operation: Operation[Any, Any], error_format: ErrorFormat) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in operation.answers.items():
         found[str(status)] = {"description": _phrase(status)}
@@ -163,7 +170,7 @@ def _phrase(status: int) -> str:
     }[status]
 
 
-def _types(operations: Sequence[Operation], formats: ErrorFormats) -> list[Any]:
+def _types(operations: Sequence[Operation[Any, Any]], formats: ErrorFormats) -> list[Any]:
     kinds: list[Any] = [problems.PROBLEM.shape, *(found.shape for found in formats.by_prefix.values())]
     for operation in operations:
         answers = [
@@ -172,13 +179,24 @@ def _types(operations: Sequence[Operation], formats: ErrorFormats) -> list[Any]:
             for part in (kind.kinds if isinstance(kind, ItemsOf) else (kind,))
             if not isinstance(part, str)
         ]
-        kinds += [kind for kind in (operation.body_shape or operation.body, *answers) if kind is not None]
+        kinds += [
+            kind for kind in (operation.body_shape or operation.wire.body, *answers) if kind is not None
+        ]
     return kinds
 
 
-def _schemas(operations: Sequence[Operation], formats: ErrorFormats) -> dict[str, Any]:
+def _schemas(operations: Sequence[Operation[Any, Any]], formats: ErrorFormats) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(_types(operations, formats), ref_template=_REF)
-    return {name: _plain(schema) for name, schema in components.items()}
+    open_names = {kind.__name__ for kind in OpenEnum.__subclasses__()}
+    return {
+        name: _opened(schema) if name in open_names else _plain(schema) for name, schema in components.items()
+    }
+
+
+def _opened(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Any text, with today's values: a client made from `enum` would refuse those of a newer server."""
+    rest = {name: value for name, value in schema.items() if name != "enum"}
+    return {**rest, "type": "string", "x-extensible-enum": schema["enum"]}
 
 
 def _schema_of(kind: Any) -> Any:

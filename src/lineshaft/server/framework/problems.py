@@ -32,6 +32,7 @@ STATUSES: Mapping[str, HTTPStatus] = {
     "superseded": HTTPStatus.CONFLICT,
     "invalid_transition": HTTPStatus.CONFLICT,
     "stale_claim": HTTPStatus.CONFLICT,
+    "dependents_running": HTTPStatus.CONFLICT,
     "capability_mismatch": HTTPStatus.FORBIDDEN,
     "forbidden": HTTPStatus.FORBIDDEN,
     "unauthorized": HTTPStatus.UNAUTHORIZED,

@@ -1,8 +1,8 @@
-"""Operations: how a request is decoded, authorised and answered.
+"""Endpoints: how a request is decoded, authorised and answered.
 
-Each operation is a function with `call` and, where it takes them, `body` and `query`; their annotations say
-how they are decoded. `Routes` collects operations with the scope that each needs. The same description makes
-the route and its part of the OpenAPI document, so neither can be forgotten.
+An operation of the table is answered by its function, with the engine of the service. One that needs the
+connection (long polls, streams, bytes) takes a `Call` in place of the engine; `serves` registers such a
+function for an operation that the table describes.
 
 Routes are plain Starlette routes that decode and encode JSON with msgspec.
 """
@@ -10,16 +10,16 @@ Routes are plain Starlette routes that decode and encode JSON with msgspec.
 import asyncio
 import contextlib
 import gc
-import inspect
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 import structlog
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -27,12 +27,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from lineshaft.engine.feed.actor import acting
-from lineshaft.engine.postgres.database import fails_soon, only_reads
-from lineshaft.engine.submit.columns import submitting_token
+from lineshaft.engine.caller import Caller, set_caller
+from lineshaft.engine.engine import Engine
 from lineshaft.errors import DatabaseError, InvalidInputError, LineshaftError
+from lineshaft.operations.operation import Operation
 from lineshaft.server.framework import limits, problems
-from lineshaft.server.framework.auth import Principal
 from lineshaft.types import Scope, documents
 
 _log = structlog.get_logger("lineshaft.http")
@@ -43,7 +42,10 @@ _JSON_TYPE = (b"content-type", b"application/json")
 class Service(Protocol):
     """What the framework needs of the object that serves a group of routes."""
 
-    async def authenticate(self, scope: Scope | None, headers: Headers) -> Principal:
+    @property
+    def engine(self) -> Engine: ...
+
+    async def authenticate(self, scope: Scope | None, request: AsgiScope) -> Caller:
         """The caller; raises unless it has this scope."""
         ...
 
@@ -55,13 +57,17 @@ class Call(Struct, Generic[S]):
     """One request and the service that answers it."""
 
     service: S
-    principal: Principal
+    caller: Caller
     headers: Headers
-    path: Mapping[str, str]
     receive: Receive
     request_id: str
-    #: Of the client, or of the proxy in front of the server.
-    address: str = ""
+    #: The request as ASGI describes it.
+    scope: AsgiScope
+
+    @property
+    def address(self) -> str:
+        """Of the client, or of the proxy in front of the server."""
+        return str((self.scope.get("client") or ("",))[0])
 
 
 class Answer(Struct, frozen=True):
@@ -69,145 +75,49 @@ class Answer(Struct, frozen=True):
     status: int = 200
 
 
-@dataclass(frozen=True)
-class ItemsOf:
+class ItemsOf(Struct, frozen=True):
     """The documented type of a response `{"items": [...]}` whose items have one of these types."""
 
     kinds: tuple[Any, ...]
 
-    def __init__(self, *kinds: Any) -> None:
-        object.__setattr__(self, "kinds", kinds)
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+_handlers: dict[Operation[Any, Any], Handler] = {}
 
 
-Handler = Callable[..., Awaitable[Answer | Response]]
+def serves(operation: Operation[Any, Any]) -> Callable[[Handler], Handler]:
+    """Let the decorated function, which takes a `Call`, answer this operation on a server."""
+
+    def register(handler: Handler) -> Handler:
+        _handlers[operation] = handler
+        return handler
+
+    return register
 
 
-class Operation(Struct, frozen=True, kw_only=True):
-    method: str
-    path: str
-    #: None: no token is needed.
-    scope: Scope | None
-    handler: Handler
-    #: The type of the response by status; None: no body.
-    answers: Mapping[int, Any]
-    #: Error codes of this operation, besides those that every operation has.
-    codes: Sequence[str]
-    #: A body for the documentation.
-    example: Any
-    body: Any = None
-    query: Any = None
-    #: The documented type of a body that the handler decodes.
-    body_shape: Any = None
-    #: Checks the encoded body before it is decoded.
-    check_body: Callable[[bytes], None] | None = None
-    #: Removes system-managed fields, if the body may be a document that has them.
-    simplify: documents.Simplify | None = None
-    #: The body is bytes of any kind, which the handler reads piece by piece.
-    upload: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.handler.__name__
-
-    @property
-    def all_codes(self) -> list[str]:
-        """Every error code that it may answer with."""
-        codes = ["forbidden", "unavailable", *self.codes]
-        if self.scope is not None:
-            codes.append("unauthorized")
-        if self.body is not None or self.query is not None:
-            codes.append("invalid_input")
-        if self.body is not None or self.upload:
-            codes.append("payload_too_large")
-        return sorted(set(codes))
-
-    @property
-    def body_is_optional(self) -> bool:
-        """Whether an empty body means one with all defaults."""
-        if self.body is msgspec.Raw:
-            return True
-        return not any(found.required for found in msgspec.structs.fields(self.body))
-
-    @property
-    def area(self) -> str:
-        return self.handler.__module__.rpartition(".")[2]
-
-
-class Routes(Struct):
-    operations: list[Operation] = field(default_factory=list)
-
-    def add(
-        self,
-        method: str,
-        path: str,
-        scope: Scope | None,
-        answer: Any,
-        *,
-        codes: Sequence[str] = (),
-        example: Any = None,
-        body_shape: Any = None,
-        check_body: Callable[[bytes], None] | None = None,
-        simplify: documents.Simplify | None = None,
-        upload: bool = False,
-    ) -> Callable[[Handler], Handler]:
-        """Register the decorated function. `answer` is the type of a 200 response, or types by status."""
-
-        def register(handler: Handler) -> Handler:
-            hints = get_type_hints(handler)
-            self.operations.append(
-                Operation(
-                    method=method,
-                    path=path,
-                    scope=scope,
-                    handler=handler,
-                    answers=answer if isinstance(answer, dict) else {200: answer},
-                    codes=codes,
-                    example=example,
-                    body=hints.get("body"),
-                    query=hints.get("query"),
-                    body_shape=body_shape,
-                    check_body=check_body,
-                    simplify=simplify,
-                    upload=upload,
-                )
-            )
-            return handler
-
-        return register
-
-    def get(self, path: str, scope: Scope | None, answer: Any, **about: Any) -> Callable[[Handler], Handler]:
-        return self.add("GET", path, scope, answer, **about)
-
-    def post(self, path: str, scope: Scope | None, answer: Any, **about: Any) -> Callable[[Handler], Handler]:
-        return self.add("POST", path, scope, answer, **about)
-
-    def put(self, path: str, scope: Scope | None, answer: Any, **about: Any) -> Callable[[Handler], Handler]:
-        return self.add("PUT", path, scope, answer, **about)
-
-    def patch(
-        self, path: str, scope: Scope | None, answer: Any, **about: Any
-    ) -> Callable[[Handler], Handler]:
-        return self.add("PATCH", path, scope, answer, **about)
-
-    def delete(self, path: str, scope: Scope | None, **about: Any) -> Callable[[Handler], Handler]:
-        return self.add("DELETE", path, scope, {204: None}, **about)
+#: Until the caller is known, nothing is changed.
+_UNKNOWN = Caller(fails_soon=True)
+_UNKNOWN_READER = Caller(fails_soon=True, only_reads=True)
 
 
 class Endpoint(Generic[S]):
     """An operation as an ASGI application."""
 
-    def __init__(self, operation: Operation, service: S) -> None:
+    def __init__(self, operation: Operation[Any, Any], service: S) -> None:
         self._operation = operation
         self._service = service
-        self._decoder = None if operation.body is None else msgspec.json.Decoder(operation.body)
-        small = operation.body is not None and limits.has_only_small_fields(operation.body)
+        self._wire = wire = operation.wire
+        self._handler = _handlers.get(operation, operation.run)
+        self._takes_call = operation.by_server or operation in _handlers
+        self._decoder = None if wire.body is None else msgspec.json.Decoder(wire.body)
+        small = wire.body is not None and limits.has_only_small_fields(wire.body)
         self._max_body_bytes = limits.SMALL_BODY_BYTES if small else None
+        # Health checks are not delayed by readers either.
+        self._only_reads = operation.method == "GET" and operation.scope is not None
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        state = scope.get("state", {})
-        request_id = str(state.get("request_id", ""))
         try:
-            answer = await self._answer(scope, receive, request_id)
+            answer = await self._answer(scope, receive)
         except ClientDisconnect:
             return
         except LineshaftError as error:
@@ -223,37 +133,45 @@ class Endpoint(Generic[S]):
         if isinstance(answer, Response):
             with contextlib.suppress(ClientDisconnect):
                 await answer(scope, receive, send)
-        elif answer.value is None:
+            return
+        if not isinstance(answer, Answer):
+            answer = Answer(answer, self._operation.status_of(answer))
+        if answer.value is None:
             await send_bytes(send, answer.status, b"", [])
         else:
             await send_bytes(send, answer.status, _encoder.encode(answer.value), [_JSON_TYPE])
 
-    async def _answer(self, scope: AsgiScope, receive: Receive, request_id: str) -> Answer | Response:
-        operation = self._operation
-        # Health checks are not delayed by readers either.
-        only_reads.set(operation.method == "GET" and operation.scope is not None)
-        # Until the caller is known, nothing is changed.
-        fails_soon.set(True)
+    async def _answer(self, scope: AsgiScope, receive: Receive) -> Any:
         headers = Headers(scope=scope)
-        principal = await self._service.authenticate(operation.scope, headers)
-        fails_soon.set(operation.method == "GET")
-        submitting_token.set(None if principal.token_id is None else principal.name)
-        # Without a scope, the caller isn't authenticated.
-        acting.set(None if operation.scope is None else principal.name)
-        address = (scope.get("client") or ("",))[0]
-        call = Call(self._service, principal, headers, scope["path_params"], receive, request_id, address)
-        given: dict[str, Any] = {}
-        if operation.query is not None:
-            given["query"] = read_query(scope["query_string"], operation.query)
+        caller = await self._find_caller(scope)
+        request = await self._request(scope, headers, receive)
+        if not self._takes_call:
+            return await self._handler(self._service.engine, request)
+        request_id = str(scope.get("state", {}).get("request_id", ""))
+        call = Call(self._service, caller, headers, receive, request_id, scope)
+        return await self._handler(call, request)
+
+    async def _find_caller(self, request: AsgiScope) -> Caller:
+        set_caller(_UNKNOWN_READER if self._only_reads else _UNKNOWN)
+        caller = await self._service.authenticate(self._operation.scope, request)
+        if self._operation.method == "GET":
+            caller = replace(caller, only_reads=self._only_reads, fails_soon=True)
+        set_caller(caller)
+        return caller
+
+    async def _request(self, scope: AsgiScope, headers: Headers, receive: Receive) -> Any:
+        wire, query, body = self._wire, None, None
+        if wire.query is not None:
+            query = read_query(scope["query_string"], wire.query)
         if self._decoder is not None:
-            body = await read_body(receive, self._max_body_bytes)
-            if len(body) > limits.LARGE_BODY_BYTES:
+            encoded = await read_body(receive, self._max_body_bytes)
+            if len(encoded) > limits.LARGE_BODY_BYTES:
                 # In a thread: megabytes of brackets would block the event loop.
-                decoding = asyncio.to_thread(_decode_large, body, self._decoder, operation)
-                given["body"] = await decoding
+                body = await asyncio.to_thread(_decode_large, encoded, self._decoder, self._operation)
             else:
-                given["body"] = _decode(body, self._decoder, operation)
-        return await operation.handler(call, **given)
+                body = _decode(encoded, self._decoder, self._operation)
+        key = headers.get("idempotency-key") if wire.takes_key else None
+        return wire.request(scope["path_params"], query, body, key)
 
 
 INTERNAL_ERROR = (
@@ -288,7 +206,7 @@ async def read_body(receive: Receive, max_bytes: int | None = None) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decode_large(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation) -> Any:
+def _decode_large(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation[Any, Any]) -> Any:
     # Collections would take most of the time: they visit all new objects again and again, and find nothing.
     collects = gc.isenabled()
     gc.disable()
@@ -299,7 +217,7 @@ def _decode_large(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: 
             gc.enable()
 
 
-def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation) -> Any:
+def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operation[Any, Any]) -> Any:
     limits.check_structure(body)
     try:
         if not body.isascii():
@@ -313,13 +231,13 @@ def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operat
 
 def read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """Decode a query. Fields that are lists take repeated parameters; unknown names are refused."""
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    listed = _listed(kind)
     given: dict[str, Any] = {}
     lists: defaultdict[str, list[str]] = defaultdict(list)
     for name, value in QueryParams(text).multi_items():
         lists[name].append(value)
     for name, values in lists.items():
-        if _is_list(fields.get(name)):
+        if name in listed:
             given[name] = values
         elif len(values) > 1:
             raise InvalidInputError(errors=[(name, f"must be given once, got {len(values)} times")])
@@ -331,8 +249,14 @@ def read_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
         raise problems.unreadable(error) from None
 
 
-def _is_list(kind: Any) -> bool:
-    return any(get_origin(part) in {tuple, Sequence} for part in (kind, *get_args(kind)))
+@cache
+def _listed(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields that are lists."""
+    return frozenset(
+        field.encode_name
+        for field in msgspec.structs.fields(kind)
+        if any(get_origin(part) in {tuple, Sequence} for part in (field.type, *get_args(field.type)))
+    )
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: problems.Headers) -> None:
@@ -345,19 +269,13 @@ async def send_problem(send: Send, error: LineshaftError, scope: AsgiScope) -> N
     await send_bytes(send, *problems.response(error, scope))
 
 
-def routes(operations: Sequence[Operation], service: S) -> list[Route]:
+def routes(operations: Sequence[Operation[Any, Any]], service: S) -> list[Route]:
     return [_route(operation, service) for operation in operations]
 
 
-def _route(operation: Operation, service: S) -> Route:
+def _route(operation: Operation[Any, Any], service: S) -> Route:
     endpoint = Endpoint(operation, service)
     route = Route(operation.path, endpoint, methods=[operation.method], name=operation.name)
     # Keys and names may contain line ends.
     route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
     return route
-
-
-def summary_of(operation: Operation) -> tuple[str, str]:
-    """The first line of its docstring, and the rest."""
-    first, _, rest = (inspect.getdoc(operation.handler) or operation.name).partition("\n")
-    return first.strip().rstrip("."), rest.strip()

@@ -1,22 +1,19 @@
-"""Liveness and readiness of the server."""
+"""Liveness of the server."""
+
+from msgspec import Struct
 
 from lineshaft import __version__
-from lineshaft.server.framework.routing import Answer, Routes
-from lineshaft.server.routes import responses
+from lineshaft.operations.operation import operation
 from lineshaft.server.service import Call
-from lineshaft.types import Readiness
-
-routes = Routes()
+from lineshaft.types.request import Nothing
 
 
-@routes.get("/healthz", None, responses.Health)
-async def alive(call: Call) -> Answer:  # noqa: ARG001 - every operation has one
+class Health(Struct, frozen=True):
+    status: str
+    version: str
+
+
+@operation("GET /healthz", None)
+async def alive(call: Call, request: Nothing) -> Health:  # noqa: ARG001 - every operation has them
     """The process answers. Doesn't use the database."""
-    return Answer(responses.Health("ok", __version__))
-
-
-@routes.get("/readyz", None, Readiness, codes=("unavailable",))
-async def ready(call: Call) -> Answer:
-    """The server can reach a migrated database and write to it; 503 otherwise."""
-    await call.service.check_database()
-    return Answer(Readiness("ready", "ok", call.service.wakeups.healthy))
+    return Health("ok", __version__)

@@ -1,29 +1,20 @@
 """The claims of calls, verified by their tokens and, if the caller is bound to an agent, by their holders."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
+from lineshaft.engine.caller import Caller
 from lineshaft.errors import ForbiddenError, LineshaftError, NotFoundError, StaleClaimError
 from lineshaft.model.storable import check_storable, is_storable
-from lineshaft.server.framework.auth import Principal
 from lineshaft.server.service import Call
+from lineshaft.types.protocol import ItemOfClaim
 from lineshaft.types.work import ClaimRef
 
-
-class ClaimItem(Protocol):
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def claim_token(self) -> str | None: ...
+Verify = Callable[[ItemOfClaim], ClaimRef]
 
 
-Verify = Callable[[ClaimItem], ClaimRef]
-
-
-async def verifier(call: Call, items: Iterable[ClaimItem | LineshaftError]) -> Verify:
+async def verifier(call: Call, items: Iterable[ItemOfClaim | LineshaftError]) -> Verify:
     """A function that returns the claim of one of the items; it raises unless the caller holds it."""
-    engine, bound = call.service.engine, call.principal.agent_id
+    engine, bound = call.service.engine, call.caller.agent_id
     tokens = await engine.claim_key.tokens()
     claims = {
         (item.id, item.claim_token): tokens.find(item.id, item.claim_token)
@@ -36,13 +27,13 @@ async def verifier(call: Call, items: Iterable[ClaimItem | LineshaftError]) -> V
     held = [] if bound is None else [claim for claim in claims.values() if claim is not None]
     holders = await engine.claims.holders(held) if held else {}
 
-    def verify(item: ClaimItem) -> ClaimRef:
+    def verify(item: ItemOfClaim) -> ClaimRef:
         # Checked here, so that one invalid id is rejected alone and not with the whole batch.
         check_storable(id=item.id)
         claim = claims[item.id, item.claim_token or ""]
         if claim is None:
             raise _invalid(item.id) if item.id in existing else NotFoundError(f"There is no task {item.id}.")
-        _check_holder(call.principal, claim, holders.get(claim))
+        _check_holder(call.caller, claim, holders.get(claim))
         return claim
 
     return verify
@@ -55,9 +46,9 @@ def _invalid(task_id: str) -> LineshaftError:
     )
 
 
-def _check_holder(principal: Principal, claim: ClaimRef, holder: str | None) -> None:
-    if principal.agent_id is not None and holder not in {None, principal.agent_id}:
+def _check_holder(caller: Caller, claim: ClaimRef, holder: str | None) -> None:
+    if caller.agent_id is not None and holder not in {None, caller.agent_id}:
         raise ForbiddenError(
-            f"The token {principal.name!r} is bound to agent {principal.agent_id!r}, but this claim of task "
+            f"The token {caller.name!r} is bound to agent {caller.agent_id!r}, but this claim of task "
             f"{claim.id} is of agent {holder!r}. Use a token of that agent."
         )

@@ -6,16 +6,17 @@ from datetime import UTC, datetime
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 
-from lineshaft.engine.sources.firing import Key, Occasion, SourceRow, unknown_source
+from lineshaft.engine.sources.firing import Key, Occasion, SourceRow
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, UnauthorizedError, UnavailableError
+from lineshaft.operations.operation import operation
+from lineshaft.operations.sources import ByName
 from lineshaft.server.framework import limits
-from lineshaft.server.framework.routing import Answer, Routes, read_body
+from lineshaft.server.framework.routing import Answer, read_body
 from lineshaft.server.service import Call
 from lineshaft.sources import deliveries
 from lineshaft.sources.signatures import SignatureError, verify
-from lineshaft.types.sources import Fired, FiringOutcome, SourceKind, Verification
+from lineshaft.types import Fired, FiringOutcome, SourceKind, Verification
 
-routes = Routes()
 _log = structlog.get_logger("lineshaft.hooks")
 
 PREFIX = "/hooks/"
@@ -40,31 +41,33 @@ class Acknowledgement(Struct, frozen=True, kw_only=True):
     text: str | UnsetType = UNSET
 
 
-@routes.post(
-    "/hooks/{name}",
+@operation(
+    "POST /hooks/{name}",
     None,
-    {202: HookAnswer, 200: Acknowledgement},
-    codes=("unauthorized", "not_found", "payload_too_large", "invalid_input"),
+    response={202: HookAnswer, 200: Acknowledgement},
+    reads_body=True,
+    codes=("unauthorized", "payload_too_large", "invalid_input"),
 )
-async def deliver_webhook(call: Call) -> Answer:
+async def deliver_webhook(call: Call, request: ByName) -> Answer:
     """Deliver an event to a webhook source.
 
     The signature authenticates the call, so it needs no token. A repeated delivery creates nothing. GitHub's
     `ping`, Slack's `url_verification` and Slack's slash commands are answered with 200.
     """
-    name = call.path["name"]
+    name = request.name
     body = await _body(call)
     row = await call.service.engine.firings.look_up(name)
     if row is None or row.kind != SourceKind.WEBHOOK or not row.is_enabled:
         _log.warning("Webhook refused", source=name, reason="unknown or disabled source")
-        raise unknown_source(name)
+        raise _refused(name)
     headers = {header.lower(): value for header, value in call.headers.items()}
-    how = row.compiled.source.verify
+    source = row.compiled.source
+    how = source.verify
     assert isinstance(how, Verification)  # noqa: S101 - a webhook has one
     _authenticate(call, row, how, headers, body)
     try:
         limits.check_structure(body)
-        delivery = deliveries.read(how, headers, body)
+        delivery = deliveries.read(how, headers, body, replay_window_sec=source.replay_window_sec or 0.0)
     except InvalidInputError as error:
         _log.warning("Webhook refused", source=name, reason=str(error))
         raise
@@ -101,10 +104,15 @@ def _authenticate(
         verify(how, secret, headers, body, now.timestamp())
     except SignatureError as error:
         _log.warning("Webhook refused", source=row.name, scheme=how.scheme, reason=str(error))
-        raise UnauthorizedError(
-            f"The delivery for {row.name!r} is not authentic: {error}. Check the secret at the sender "
-            f"(scheme {how.scheme})."
-        ) from None
+        raise _refused(row.name) from None
+
+
+def _refused(name: str) -> UnauthorizedError:
+    """The same for unknown names and wrong signatures: a stranger can't find out which webhooks exist."""
+    return UnauthorizedError(
+        f"The delivery to {name!r} was refused: no enabled webhook has this name, or the delivery isn't "
+        "signed with its secret. The server's log says which."
+    )
 
 
 _TEXTS = {

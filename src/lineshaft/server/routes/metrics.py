@@ -5,21 +5,20 @@ from typing import Any
 
 from starlette.responses import Response
 
-from lineshaft.engine.read.metrics import Metrics
+from lineshaft.engine.metrics import Metrics
 from lineshaft.model.states import ENDED
-from lineshaft.server.framework.routing import Routes
+from lineshaft.operations.operation import operation
 from lineshaft.server.service import Call
 from lineshaft.types import Scope
+from lineshaft.types.request import Nothing
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-routes = Routes()
 
 Samples = Iterable[tuple[Mapping[str, str], Any]]
 
 
-@routes.get("/metrics", Scope.READ, {200: "text/plain"})
-async def metrics(call: Call) -> Response:
+@operation("GET /metrics", Scope.READ, response={200: "text/plain"})
+async def metrics(call: Call, request: Nothing) -> Response:  # noqa: ARG001 - it has no fields
     """Metrics for Prometheus. Totals are of the whole database: every server returns the same."""
     found = await call.service.metrics.read()
     return Response("".join(_lines(found)), media_type=MEDIA_TYPE)
@@ -53,10 +52,7 @@ def _lines(found: Metrics) -> Iterable[str]:
         (({"reason": name}, value) for name, value in totals.failed.items()),
     )
     yield from _metric(
-        "tasks_dead_lettered_total",
-        "counter",
-        "Tasks that failed permanently.",
-        [({}, totals.dead_lettered)],
+        "tasks_dead_lettered_total", "counter", "Tasks that failed permanently.", [({}, totals.dead_lettered)]
     )
     yield from _metric(
         "tasks_duplicate_total",

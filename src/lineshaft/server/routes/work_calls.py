@@ -4,36 +4,41 @@ Each returns one result per item, in order: the response, or the error of an ite
 item doesn't affect the others.
 """
 
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from lineshaft.errors import ForbiddenError, LineshaftError, NotFoundError, UnavailableError
+from lineshaft.artifacts.store import StoreUnavailableError
+from lineshaft.clock import lease_time
+from lineshaft.errors import (
+    ForbiddenError,
+    InvalidInputError,
+    LineshaftError,
+    NotFoundError,
+    PayloadTooLargeError,
+    UnavailableError,
+)
 from lineshaft.model.states import Status
 from lineshaft.model.storable import check_storable
+from lineshaft.operations import new_tasks
 from lineshaft.server.framework import problems
-from lineshaft.server.routes import requests
+from lineshaft.server.long_poll import check_in_time
 from lineshaft.server.routes.held_claims import Verify, verifier
 from lineshaft.server.service import Call, Service
 from lineshaft.types import Scope, Task, documents, protocol
+from lineshaft.types import work as w
 from lineshaft.types.assignments import Assignment, assignments
+from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef
 from lineshaft.types.protocol import View
-from lineshaft.types.work import (
-    Claim,
-    ClaimedTask,
-    Completion,
-    HeartbeatAnswers,
-    HeldTask,
-    Moved,
-    NewSpawn,
-    Presence,
-    Spawned,
-)
+
+_log = logging.getLogger("lineshaft.server")
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -42,16 +47,13 @@ B = TypeVar("B", bound=Struct)
 Items = Sequence[T | LineshaftError]
 Results = list[Any]
 
+#: An assignment with the full task object in place of the short one.
+_full: Callable[..., Assignment[Task]] = msgspec.structs.replace
 #: A claim that has waited longer for tasks must still be allowed when it gets some.
 ALLOWED_FOR_SEC = 1.0
 
 
-class _Result(Protocol):
-    @property
-    def error(self) -> LineshaftError | None: ...
-
-
-R = TypeVar("R", bound=_Result)
+R = TypeVar("R", bound=w.Moved | w.RecordedStep | w.SpawnResult)
 
 
 # Batches.
@@ -70,7 +72,7 @@ def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
     try:
         simplify = None
         if kind is protocol.SpawnItem:
-            requests.check_dag_count(bytes(item))
+            new_tasks.check_dag_count(bytes(item))
             simplify = documents.with_tasks
         found: B = documents.decode(item, _decoder(kind), simplify)
     except msgspec.MsgspecError as error:
@@ -78,11 +80,6 @@ def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
     except LineshaftError as error:
         return error
     return found
-
-
-def item_of(kind: type[B], body: Struct, **path: str) -> B:
-    """The item of a single call."""
-    return kind(**{name: getattr(body, name) for name in body.__struct_fields__}, **path)
 
 
 def answer(results: Results, call: Call) -> dict[str, Any]:
@@ -127,22 +124,18 @@ def _unwrapped(result: R) -> R | LineshaftError:
     return result if result.error is None else result.error
 
 
-async def _one_by_one(items: Items[T], send: Callable[[T], Awaitable[R]]) -> list[R | LineshaftError]:
-    async def send_all(valid: list[T]) -> list[R]:
-        return [await send(item) for item in valid]
-
-    return await _in_order(items, lambda item: item, send_all)
-
-
-def _outcome(result: Moved | LineshaftError) -> protocol.Outcome | LineshaftError:
+def _outcome(result: w.Moved | LineshaftError) -> protocol.Outcome | LineshaftError:
     if isinstance(result, LineshaftError):
         return result
     return protocol.Outcome(
-        id=result.id, status=result.status or msgspec.UNSET, retry_in_sec=result.retry_in_sec
+        id=result.id,
+        status=result.status or msgspec.UNSET,
+        retry_in_sec=result.retry_in_sec,
+        failure_reason=result.failure_reason,
     )
 
 
-async def _shown(service: Service, moved: Sequence[Moved | LineshaftError], view: View) -> Results:
+async def _shown(service: Service, moved: Sequence[w.Moved | LineshaftError], view: View) -> Results:
     """The tasks as they are now."""
     if view is View.WORK:
         return [_outcome(result) for result in moved]
@@ -150,7 +143,7 @@ async def _shown(service: Service, moved: Sequence[Moved | LineshaftError], view
     return [_found(result, tasks) for result in moved]
 
 
-def _found(result: Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
+def _found(result: w.Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
     return result if isinstance(result, LineshaftError) else tasks.get(result.id) or _deleted(result.id)
 
 
@@ -180,11 +173,15 @@ async def claim(
         some = any(each.claim.tasks for each in claims)
         if some and time.monotonic() - asked_at >= ALLOWED_FOR_SEC:
             # Its token may have been revoked since, or the first one created: the tasks are released.
-            await service.authenticate(Scope.AGENT, call.headers)
+            await service.authenticate(Scope.AGENT, call.scope)
         found = await _assigned(service, [each.claim for each in claims], view)
         results = iter(
             each.error
-            or protocol.ClaimResult(tasks=tasks, slowdown_until=each.slowdown_until or msgspec.UNSET)
+            or protocol.ClaimResult(
+                tasks=tasks,
+                waited_sec=each.waited_sec if tasks else msgspec.UNSET,
+                slowdown_until=each.slowdown_until or msgspec.UNSET,
+            )
             for each, tasks in zip(claims, found, strict=True)
         )
         return [item if isinstance(item, LineshaftError) else next(results) for item in items]
@@ -194,13 +191,13 @@ def _own(call: Call, item: protocol.ClaimItem | LineshaftError) -> protocol.Clai
     """The item, or an error if the caller's token is bound to another agent."""
     try:
         if not isinstance(item, LineshaftError):
-            call.principal.check_agent(item.agent_id)
+            call.caller.check_agent(item.agent_id)
     except ForbiddenError as error:
         return error
     return item
 
 
-async def _assigned(service: Service, claims: Sequence[Claim], view: View) -> list[list[Any]]:
+async def _assigned(service: Service, claims: Sequence[w.Claim], view: View) -> list[list[Any]]:
     tokens = await service.engine.claim_key.tokens()
     found = [assignments(claim, tokens.issue) for claim in claims]
     if view is View.WORK:
@@ -210,17 +207,12 @@ async def _assigned(service: Service, claims: Sequence[Claim], view: View) -> li
 
 
 def _with_tasks(
-    found: Iterable[Assignment[ClaimedTask]], tasks: Mapping[str, Task]
+    found: Iterable[Assignment[w.ClaimedTask]], tasks: Mapping[str, Task]
 ) -> list[Assignment[Task]]:
-    return [_full(each, tasks[each.task.id]) for each in found if each.task.id in tasks]
+    return [_full(each, task=tasks[each.task.id]) for each in found if each.task.id in tasks]
 
 
-def _full(assignment: Assignment[ClaimedTask], task: Task) -> Assignment[Task]:
-    fields = {name: getattr(assignment, name) for name in assignment.__struct_fields__}
-    return Assignment(**fields | {"task": task})
-
-
-async def assigned_task(service: Service, claim: Claim) -> Assignment[Task]:
+async def assigned_task(service: Service, claim: w.Claim) -> Assignment[Task]:
     ((assignment,),) = await _assigned(service, [claim], View.FULL)
     found: Assignment[Task] = assignment
     return found
@@ -234,7 +226,7 @@ async def heartbeat(call: Call, items: Items[protocol.HeartbeatItem]) -> Results
     left = [number for number, item in enumerate(items) if not isinstance(item, LineshaftError)]
     while left:
         # An instance that is named twice gets a call of its own: answers are by instance.
-        batch: dict[Presence, int] = {}
+        batch: dict[w.Presence, int] = {}
         for number in left:
             batch.setdefault(_presence(results[number]), number)
         left = [number for number in left if number not in set(batch.values())]
@@ -243,18 +235,18 @@ async def heartbeat(call: Call, items: Items[protocol.HeartbeatItem]) -> Results
     return results
 
 
-def _presence(item: protocol.HeartbeatItem) -> Presence:
-    return Presence(item.agent_id, item.incarnation)
+def _presence(item: protocol.HeartbeatItem) -> w.Presence:
+    return w.Presence(item.agent_id, item.incarnation)
 
 
 async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> dict[int, Any]:
-    held: dict[int, list[HeldTask]] = {}
+    held: dict[int, list[w.HeldTask]] = {}
     results: dict[int, Any] = {}
     tokens = await call.service.engine.claim_key.tokens()
     for number, item in items.items():
         try:
             check_storable(agent_id=item.agent_id)
-            call.principal.check_agent(item.agent_id)
+            call.caller.check_agent(item.agent_id)
             # A task with an invalid token is lost, as one that was lost since.
             held[number] = [
                 task.held(tokens.find(task.id, task.claim_token), _presence(item)) for task in item.tasks
@@ -263,7 +255,7 @@ async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> di
             results[number] = error
     present = [_presence(items[number]) for number in held]
     tasks = [task for some in held.values() for task in some]
-    answers = await call.service.engine.work.heartbeat(present, tasks) if held else HeartbeatAnswers({})
+    answers = await call.service.engine.work.heartbeat(present, tasks) if held else w.HeartbeatAnswers({})
     for number, own in held.items():
         try:
             results[number] = await _heartbeat_result(call.service, items[number], own, answers)
@@ -275,7 +267,7 @@ async def _heartbeat(call: Call, items: dict[int, protocol.HeartbeatItem]) -> di
 
 
 async def _heartbeat_result(
-    service: Service, item: protocol.HeartbeatItem, held: Sequence[HeldTask], answers: HeartbeatAnswers
+    service: Service, item: protocol.HeartbeatItem, held: Sequence[w.HeldTask], answers: w.HeartbeatAnswers
 ) -> protocol.HeartbeatResult:
     agent = _presence(item)
     status = answers.agents.get(agent)
@@ -291,6 +283,8 @@ async def _heartbeat_result(
         tasks={name: "continue" if over is None else over.answer for name, over in own.items()},
         reasons=reasons or msgspec.UNSET,
         spent_later=answers.spent_later or msgspec.UNSET,
+        not_renewed=[task.id for task in held if (task.id, task.epoch) in answers.not_renewed]
+        or msgspec.UNSET,
         status=status,
         max_concurrent_tasks=answers.slots.get(agent, msgspec.UNSET),
         slowdown_until=answers.slowdowns.get(agent, msgspec.UNSET),
@@ -308,10 +302,14 @@ async def start(call: Call, items: Items[protocol.StartItem], view: View) -> Res
 async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) -> Results:
     claim_of = await verifier(call, items)
     work = call.service.engine.work
-    claims: dict[str, Claim] = {}
-    taken: list[ClaimedTask] = []
+    claims: dict[str, w.Claim] = {}
+    taken: list[w.ClaimedTask] = []
+    asked_at = lease_time()
 
-    async def send(completions: Sequence[tuple[Completion, protocol.Next | None]]) -> list[Moved]:
+    async def send(converted: Sequence[tuple[w.Completion, protocol.Next | None]]) -> list[w.Moved]:
+        completions = [
+            (await _with_stored_output(call.service, item), following) for item, following in converted
+        ]
         together = [item for item, following in completions if following is None]
         moved = iter(await work.complete(together) if together else ())
         results = []
@@ -325,7 +323,7 @@ async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) 
                 results.append(result)
         return results
 
-    def convert(item: protocol.CompleteItem) -> tuple[Completion, protocol.Next | None]:
+    def convert(item: protocol.CompleteItem) -> tuple[w.Completion, protocol.Next | None]:
         following = protocol.Next() if item.next is True else item.next or None
         for name in (following and following.types) or ():
             check_storable(types=name)
@@ -333,13 +331,37 @@ async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) 
 
     with call.service.engine.undelivered.release_if_undelivered(taken):
         moved = await _in_order(items, convert, send)
+        _expect_retries(call.service, moved)
         if not claims:
             return await _shown(call.service, moved, view)
-        return await _shown_with_next(call.service, moved, claims, view)
+        shown = await _shown_with_next(call.service, moved, claims, view)
+        # The outputs are recorded: a repeated call returns the same.
+        check_in_time(taken, asked_at)
+        return shown
+
+
+async def _with_stored_output(service: Service, item: w.Completion) -> w.Completion:
+    """The completion with a reference to its output, if that is large; Python agents send one themselves."""
+    output = item.output
+    if output is None or len(output) <= MAX_INLINE_BYTES:
+        return item
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield output
+
+    try:
+        artifact = await service.engine.artifacts.put(
+            chunks(), name="output.json", content_type="application/json", task_id=item.claim.id
+        )
+    except (StoreUnavailableError, InvalidInputError, PayloadTooLargeError) as error:
+        # The work is done: it isn't refused because of where its output is stored.
+        _log.warning("The output of %s stays in the database: %s", item.claim.id, error)
+        return item
+    return replace(item, output=DataRef(data_ref=artifact.ref, size=artifact.size).json)
 
 
 async def _shown_with_next(
-    service: Service, moved: Sequence[Moved | LineshaftError], claims: Mapping[str, Claim], view: View
+    service: Service, moved: Sequence[w.Moved | LineshaftError], claims: Mapping[str, w.Claim], view: View
 ) -> Results:
     """The tasks as they are now, with the claims that followed, by the ids of the tasks before them."""
     tokens = await service.engine.claim_key.tokens()
@@ -373,15 +395,20 @@ def _with_next(result: Any, following: Mapping[str, Any], view: View) -> Any:
 async def fail(call: Call, items: Items[protocol.FailItem], view: View) -> Results:
     claim_of = await verifier(call, items)
     moved = await _in_order(items, lambda item: item.failure(claim_of(item)), call.service.engine.work.fail)
+    _expect_retries(call.service, moved)
     return await _shown(call.service, moved, view)
+
+
+def _expect_retries(service: Service, moved: Sequence[w.Moved | LineshaftError]) -> None:
+    for result in moved:
+        if isinstance(result, w.Moved) and result.retry_in_sec is not None:
+            service.openings.expect(result.retry_in_sec)
 
 
 async def release(call: Call, items: Items[protocol.ReleaseItem], view: View) -> Results:
     claim_of = await verifier(call, items)
     moved = await _in_order(
-        items,
-        lambda item: item.release(claim_of(item)),
-        call.service.engine.work.release,
+        items, lambda item: item.release(claim_of(item)), call.service.engine.work.release
     )
     return await _shown(call.service, moved, view)
 
@@ -389,29 +416,32 @@ async def release(call: Call, items: Items[protocol.ReleaseItem], view: View) ->
 async def cancel(call: Call, items: Items[protocol.CancelItem], view: View) -> Results:
     claim_of = await verifier(call, items)
 
-    async def send(item: protocol.CancelItem) -> Moved:
+    async def send(item: protocol.CancelItem) -> w.Moved:
         try:
             return await _cancel(call, item, claim_of)
         except UnavailableError:
             raise
         except LineshaftError as error:
-            return Moved(item.id, None, error)
+            return w.Moved(item.id, None, error)
 
-    return await _shown(call.service, await _one_by_one(items, send), view)
+    async def send_all(valid: list[protocol.CancelItem]) -> list[w.Moved]:
+        return [await send(item) for item in valid]
+
+    return await _shown(call.service, await _in_order(items, lambda item: item, send_all), view)
 
 
-async def _cancel(call: Call, item: protocol.CancelItem, claim_of: Verify) -> Moved:
+async def _cancel(call: Call, item: protocol.CancelItem, claim_of: Verify) -> w.Moved:
     engine = call.service.engine
     if item.claim_token is not None:
         (moved,) = await engine.work.cancel([item.cancellation(claim_of(item))])
         return moved
-    if not call.principal.may(Scope.OPERATE):
+    if not call.caller.may(Scope.OPERATE):
         raise ForbiddenError(
-            f"{call.principal.name!r} has the scope agent and can cancel only tasks that it holds: send the "
+            f"{call.caller.name!r} has the scope agent and can cancel only tasks that it holds: send the "
             "claim_token. Other tasks need the scope operate."
         )
-    await engine.operations.cancel(item.id, item.reason, cascade=item.cascade)
-    return Moved(item.id, Status.CANCELLED)
+    await engine.cancel.cancel(item.id, item.reason, cascade=item.cascade)
+    return w.Moved(item.id, Status.CANCELLED)
 
 
 # Progress.
@@ -420,9 +450,7 @@ async def _cancel(call: Call, item: protocol.CancelItem, claim_of: Verify) -> Mo
 async def record_steps(call: Call, items: Items[protocol.StepItem]) -> Results:
     claim_of = await verifier(call, items)
     recorded = await _in_order(
-        items,
-        lambda item: item.step(claim_of(item), item.name),
-        call.service.engine.work.record_steps,
+        items, lambda item: item.step(claim_of(item), item.name), call.service.engine.work.record_steps
     )
     return [
         result
@@ -435,9 +463,7 @@ async def record_steps(call: Call, items: Items[protocol.StepItem]) -> Results:
 async def save_checkpoints(call: Call, items: Items[protocol.CheckpointItem]) -> Results:
     claim_of = await verifier(call, items)
     saved = await _in_order(
-        items,
-        lambda item: item.checkpoint(claim_of(item)),
-        call.service.engine.work.save_checkpoints,
+        items, lambda item: item.checkpoint(claim_of(item)), call.service.engine.work.save_checkpoints
     )
     return [
         result
@@ -453,14 +479,14 @@ async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     # One key serves the whole request, so its tasks are numbered across items.
     numbers = count()
 
-    def convert(item: protocol.SpawnItem) -> NewSpawn:
-        requests.check_tasks(item.tasks, keys=True)
-        requests.check_creators(call.principal, item.tasks)
-        return item.spawn(claim_of(item), requests.keyed(item.tasks, header, numbers))
+    def convert(item: protocol.SpawnItem) -> w.NewSpawn:
+        new_tasks.check_tasks(item.tasks, keys=True)
+        new_tasks.check_creators(item.tasks)
+        return item.spawn(claim_of(item), new_tasks.keyed(item.tasks, header, numbers))
 
     spawned = await _in_order(items, convert, call.service.engine.work.spawn)
     return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]
 
 
-def _spawned(found: Spawned) -> protocol.SpawnedTasks:
+def _spawned(found: w.Spawned) -> protocol.SpawnedTasks:
     return protocol.SpawnedTasks(items=list(found.submitted), children=found.children, paused=found.paused)

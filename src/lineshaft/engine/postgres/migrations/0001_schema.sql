@@ -95,6 +95,83 @@ RETURN CASE
     WHEN kinds = '{task.resolved}' AND epoch > 0 THEN 'dag.running'
 END;
 
+-- Who may claim what, and what is reserved and settled for it: said here, and used by every claim, completion, explanation and check. The number
+-- in a name is its version, as in 0002_single_tasks.sql. Each parameter that a statement passes a subquery for occurs once in its expression:
+-- PostgreSQL would not inline the function otherwise.
+
+-- Whether an instance can do the tasks of a lane: their type, their capabilities and one of their models are its own.
+CREATE FUNCTION lineshaft.suits_1(
+    type text, required_capabilities text[], models text[], own_types text[], own_capabilities text[], own_models text[]
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (own_types IS NULL OR type = ANY (own_types)) AND required_capabilities <@ own_capabilities
+    AND (models = '{}' OR own_models = '{}' OR models && own_models);
+
+-- Whether a task is cancelled rather than claimed: its deadline has passed, and it isn't wanted after that.
+CREATE FUNCTION lineshaft.is_expired_1(expires boolean, deadline timestamptz, now timestamptz) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (expires AND deadline <= now) IS TRUE;
+
+-- Whether tasks of a type are held back. `barred` are types that are paused or have an open breaker; * is all.
+CREATE FUNCTION lineshaft.is_barred_1(type text, barred text[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN '*' = ANY (barred) OR type = ANY (barred);
+
+-- The first of these models that an instance has and that isn't barred, by itself or with its provider. NULL: none.
+CREATE FUNCTION lineshaft.first_model_1(models text[], own_models text[], barred text[]) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (
+    SELECT wanted.model
+    FROM unnest(models) WITH ORDINALITY AS wanted (model, preference)
+    WHERE (own_models = '{}' OR wanted.model = ANY (own_models))
+      AND NOT barred && ARRAY['model:' || wanted.model, 'provider:' || split_part(wanted.model, '/', 1)]
+    ORDER BY wanted.preference
+    LIMIT 1
+);
+
+-- The model of a claim: the task's first preference that can be used; without preferences the agent uses its own first. Inlined, except where
+-- there is something to choose.
+CREATE FUNCTION lineshaft.chosen_model_1(models text[], own_models text[], barred text[]) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN models = '{}' AND barred = '{}' THEN own_models[1]
+    WHEN models = '{}' THEN lineshaft.first_model_1(own_models[1:1], own_models, barred)
+    WHEN own_models = '{}' AND barred = '{}' THEN models[1]
+    ELSE lineshaft.first_model_1(models, own_models, barred)
+END;
+
+-- What a claim reserves for a task: its own limit, or the installation's default, which is not a limit on the task.
+CREATE FUNCTION lineshaft.reservation_1(max_cost_usd numeric, default_max_cost_usd numeric) RETURNS numeric
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(max_cost_usd, default_max_cost_usd, 0);
+
+-- What a ledger (the agent, the DAG, the day) must have left for a claim: the reservation, and for a task without a limit of its own at least
+-- the smallest amount there is.
+CREATE FUNCTION lineshaft.needed_1(max_cost_usd numeric, default_max_cost_usd numeric) RETURNS numeric
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(max_cost_usd, greatest(default_max_cost_usd, 0.000001));
+
+-- Whether a ledger that has `money` left can pay for a claim. NULL: the ledger has no limit.
+CREATE FUNCTION lineshaft.affords_1(money numeric, max_cost_usd numeric, default_max_cost_usd numeric) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (money >= lineshaft.needed_1(max_cost_usd, default_max_cost_usd)) IS NOT FALSE;
+
+-- Whether an attempt that has cost this much is within the limit of its task; exactly the limit is.
+CREATE FUNCTION lineshaft.within_limit_1(cost_usd numeric, max_cost_usd numeric) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (cost_usd <= max_cost_usd) IS NOT FALSE;
+
+-- The part of a reservation that a ledger holds: the agent and the day hold it if they had a limit when the claim was made, a DAG always.
+CREATE FUNCTION lineshaft.reserved_1(reserved_usd numeric, is_held boolean) RETURNS numeric
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN is_held THEN reserved_usd ELSE 0 END;
+
+-- What an attempt that has cost this much so far has booked in a ledger: what is above the reservation there. The end of the attempt books
+-- the rest of its cost.
+CREATE FUNCTION lineshaft.booked_1(attempt_cost_usd numeric, reserved_usd numeric, is_held boolean) RETURNS numeric
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN greatest(attempt_cost_usd - lineshaft.reserved_1(reserved_usd, is_held), 0);
+
 
 CREATE TABLE lineshaft.task (
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -612,7 +689,7 @@ CREATE TABLE lineshaft.limits (
     velocity_usd numeric(20, 6),
     velocity_window_sec double precision NOT NULL DEFAULT 600,
     velocity_action text NOT NULL DEFAULT 'stop' CHECK (velocity_action IN ('stop', 'pause')),
-    -- What a task without a limit of its own reserves, where there is a budget.
+    -- What a claim reserves for a task without a limit of its own (reservation_1).
     default_max_cost_usd numeric(20, 6),
     -- The least share of its reservation that a crashed attempt is taken to have cost.
     crash_cost_fraction numeric(7, 6) NOT NULL DEFAULT 0,
@@ -1465,7 +1542,7 @@ COMMENT ON COLUMN lineshaft.limits.daily_budget_usd IS 'What all tasks together 
 COMMENT ON COLUMN lineshaft.limits.velocity_usd IS 'Spending more than this within the window is too fast; NULL: no limit.';
 COMMENT ON COLUMN lineshaft.limits.velocity_window_sec IS 'The window of velocity_usd.';
 COMMENT ON COLUMN lineshaft.limits.velocity_action IS 'What happens then: stop or pause.';
-COMMENT ON COLUMN lineshaft.limits.default_max_cost_usd IS 'What a task without a limit reserves where there is a budget.';
+COMMENT ON COLUMN lineshaft.limits.default_max_cost_usd IS 'What a claim reserves for a task without a limit of its own; it does not limit the task.';
 COMMENT ON COLUMN lineshaft.limits.crash_cost_fraction IS 'The least share of its reservation that a crashed attempt costs.';
 COMMENT ON COLUMN lineshaft.limits.breakers IS 'Thresholds of circuit breakers; NULL: the defaults.';
 COMMENT ON COLUMN lineshaft.limits.reserved_usd IS 'Money of the day that claims have reserved.';

@@ -3,7 +3,7 @@
 -- Agents with long tasks claim and complete one at a time. In PL/pgSQL a sequence of short indexed statements costs the server half of what
 -- the statements for batches cost (claims.sql, complete.sql): those spend most of it on starting and ending plans of thirty parts. The
 -- functions handle the common case and leave everything else to those statements: document locks, gates, budgets, attempts that cost too
--- much, breakers that the task concerns, tasks that many wait for. What they write is the same, row for row (tests/engine/claim/test_single_tasks.py).
+-- much, breakers that the task concerns, tasks that many wait for. What they write is the same, row for row (tests/engine/claim/test_ways.py).
 --
 -- The number in a name is its version: while two releases run side by side, each calls its own.
 
@@ -22,7 +22,7 @@ END $$;
 -- decide. Reads one index entry for each lane with work if the instance takes any type, otherwise one for each lane of its types.
 CREATE FUNCTION lineshaft.best_head_1(
     p_agent text, p_incarnation integer, p_types text[], p_freed integer, p_now timestamptz,
-    OUT verdict text, OUT generation integer, OUT lane_id integer, OUT default_cost numeric, OUT model text, OUT version text,
+    OUT verdict text, OUT generation integer, OUT lane_id integer, OUT default_max_cost_usd numeric, OUT model text, OUT version text,
     OUT claim_ttl_sec double precision, OUT heartbeat_interval_sec double precision
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -59,7 +59,7 @@ BEGIN
         END IF;
     END IF;
     version := me.version;
-    default_cost := coalesce(me.default_max_cost_usd, 0);
+    default_max_cost_usd := me.default_max_cost_usd;
     claim_ttl_sec := me.claim_ttl_sec;
     heartbeat_interval_sec := me.heartbeat_interval_sec;
     IF NOT me.has_room THEN
@@ -79,9 +79,6 @@ BEGIN
             RETURN;
         END IF;
         barred := ARRAY(SELECT breaker.key FROM lineshaft.breaker WHERE breaker.state <> 'closed' UNION ALL SELECT pause.type FROM lineshaft.pause);
-        IF '*' = ANY (barred) THEN
-            RETURN;
-        END IF;
     END IF;
     wanted := coalesce(p_types, me.types);
     IF wanted IS NULL THEN
@@ -92,7 +89,7 @@ BEGIN
                 SELECT live.lane_id, live.rank, live.submission_no
                 FROM lineshaft.task_live AS live
                 WHERE live.status = 'READY' AND live.parked IS NULL AND live.generation = open.no
-                  AND (live.expires AND live.deadline <= p_now) IS NOT TRUE
+                  AND NOT lineshaft.is_expired_1(live.expires, live.deadline, p_now)
                 ORDER BY live.lane_id, live.rank, live.submission_no
                 LIMIT 1
             ) AS first
@@ -103,7 +100,7 @@ BEGIN
                 SELECT live.lane_id, live.rank, live.submission_no
                 FROM lineshaft.task_live AS live
                 WHERE live.status = 'READY' AND live.parked IS NULL AND live.generation = head.no AND live.lane_id > head.lane_id
-                  AND (live.expires AND live.deadline <= p_now) IS NOT TRUE
+                  AND NOT lineshaft.is_expired_1(live.expires, live.deadline, p_now)
                 ORDER BY live.lane_id, live.rank, live.submission_no
                 LIMIT 1
             ) AS following
@@ -113,9 +110,10 @@ BEGIN
         FROM head
         -- By its id, whatever the planner thinks: each lane once.
         CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = head.lane_id OFFSET 0) AS lane
-        WHERE lane.required_capabilities <@ me.capabilities
-          AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
-          AND lane.type <> ALL (barred)
+        WHERE lineshaft.suits_1(
+                lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available
+            )
+          AND NOT lineshaft.is_barred_1(lane.type, barred)
         ORDER BY round((head.rank - lane.boost_per_minute * lineshaft.minutes(p_now)) * 1e6), head.submission_no
         LIMIT 1;
     ELSE
@@ -127,16 +125,16 @@ BEGIN
             SELECT live.rank, live.submission_no
             FROM lineshaft.task_live AS live
             WHERE live.status = 'READY' AND live.parked IS NULL AND live.generation = open.no AND live.lane_id = lane.id
-              AND (live.expires AND live.deadline <= p_now) IS NOT TRUE
+              AND NOT lineshaft.is_expired_1(live.expires, live.deadline, p_now)
             ORDER BY live.rank, live.submission_no
             LIMIT 1
             OFFSET 0
         ) AS head
         WHERE lane.type = ANY (wanted)
-          AND (me.types IS NULL OR lane.type = ANY (me.types))
-          AND lane.required_capabilities <@ me.capabilities
-          AND (lane.models = '{}' OR me.models_available = '{}' OR lane.models && me.models_available)
-          AND lane.type <> ALL (barred)
+          AND lineshaft.suits_1(
+                lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available
+            )
+          AND NOT lineshaft.is_barred_1(lane.type, barred)
         ORDER BY round((head.rank - lane.boost_per_minute * lineshaft.minutes(p_now)) * 1e6), head.submission_no
         LIMIT 1;
     END IF;
@@ -147,15 +145,8 @@ BEGIN
         verdict := CASE WHEN FOUND THEN 'due' ELSE 'none' END;
         RETURN;
     END IF;
-    -- The task's first preference that the agent has; without preferences the agent uses its own first.
-    IF models = '{}' THEN
-        model := me.models_available[1];
-    ELSIF me.models_available = '{}' THEN
-        model := models[1];
-    ELSE
-        SELECT preferred.name INTO model FROM unnest(models) WITH ORDINALITY AS preferred (name, place)
-        WHERE preferred.name = ANY (me.models_available) ORDER BY preferred.place LIMIT 1;
-    END IF;
+    -- Where a model that the agent has is held back, this function doesn't decide.
+    model := lineshaft.chosen_model_1(models, me.models_available, '{}');
     verdict := 'found';
 END $$;
 
@@ -214,10 +205,7 @@ BEGIN
         END IF;
         DELETE FROM lineshaft.task_live AS live
         WHERE live.id = p_id AND live.epoch = p_epoch AND live.status = 'RUNNING' AND NOT live.is_gated AND live.lock_key IS NULL
-          AND (
-            greatest(p_cost, live.attempt_cost_usd) <= live.reserved_usd
-            OR live.max_cost_usd IS NULL
-          )
+          AND lineshaft.within_limit_1(greatest(p_cost, live.attempt_cost_usd), live.max_cost_usd)
           -- A DAG with a dead letter may end with this task, and one with a budget may have tasks that wait for the money.
           AND (live.dag_id IS NULL OR (
             SELECT dag.dead_lettered = 0 AND (dag.budget_ceiling_usd IS NULL OR live.reserved_usd = 0) FROM lineshaft.dag WHERE dag.id = live.dag_id
@@ -307,11 +295,11 @@ BEGIN
         END IF;
         IF has_slot THEN
             SELECT live.id, live.dag_id, live.lane_id, live.lock_key, live.first_started_at IS NOT NULL AS resume,
-                coalesce(live.max_cost_usd, best.default_cost) AS cost
+                lineshaft.reservation_1(live.max_cost_usd, best.default_max_cost_usd) AS cost
             INTO following
             FROM lineshaft.task_live AS live
             WHERE live.status = 'READY' AND live.parked IS NULL AND live.generation = best.generation AND live.lane_id = best.lane_id
-              AND (live.expires AND live.deadline <= now) IS NOT TRUE
+              AND NOT lineshaft.is_expired_1(live.expires, live.deadline, now)
             ORDER BY live.rank, live.submission_no
             LIMIT 1
             FOR NO KEY UPDATE SKIP LOCKED;
@@ -332,7 +320,7 @@ BEGIN
             UPDATE lineshaft.task_live AS live
             SET status = CASE WHEN p_start THEN 'RUNNING' ELSE 'CLAIMED' END::lineshaft.task_status,
                 epoch = live.epoch + 1, agent_id = own_agent, incarnation = own_incarnation, model = best.model, version = best.version,
-                reserved_usd = following.cost, claimed_at = now, heartbeat_at = now,
+                budget_reported = false, reserved_usd = following.cost, claimed_at = now, heartbeat_at = now,
                 started_at = CASE WHEN p_start THEN now END,
                 first_started_at = CASE WHEN p_start THEN coalesce(live.first_started_at, now) ELSE live.first_started_at END,
                 limit_at = CASE WHEN p_start THEN now + live.limit_sec * interval '1 second' END,
@@ -359,11 +347,10 @@ BEGIN
         WHERE instance.agent_id = own_agent AND instance.incarnation = own_incarnation;
     END IF;
     IF completed THEN
-        -- What a ledger (the agent, the DAG, the day) has booked already is what is above its reservation (spending.sql).
-        charged := actual - greatest(done.attempt_cost_usd - CASE WHEN done.agent_reserved THEN done.reserved_usd ELSE 0 END, 0);
+        charged := actual - lineshaft.booked_1(done.attempt_cost_usd, done.reserved_usd, done.agent_reserved);
         IF charged > 0 OR (done.agent_reserved AND done.reserved_usd > 0) THEN
             UPDATE lineshaft.agent
-            SET reserved_usd = agent.reserved_usd - CASE WHEN done.agent_reserved THEN done.reserved_usd ELSE 0 END,
+            SET reserved_usd = agent.reserved_usd - lineshaft.reserved_1(done.reserved_usd, done.agent_reserved),
                 spent_usd = agent.spent_usd + charged
             WHERE agent.id = done.agent_id;
         END IF;
@@ -371,7 +358,7 @@ BEGIN
             UPDATE lineshaft.dag
             SET completed = dag.completed + 1,
                 reserved_usd = dag.reserved_usd - done.reserved_usd + CASE WHEN live_dag_id = done.dag_id THEN reserved ELSE 0 END,
-                spent_usd = dag.spent_usd + actual - greatest(done.attempt_cost_usd - done.reserved_usd, 0),
+                spent_usd = dag.spent_usd + actual - lineshaft.booked_1(done.attempt_cost_usd, done.reserved_usd, true),
                 status = CASE WHEN dag.completed + 1 + dag.cancelled = dag.total THEN 'completed' ELSE dag.status END::lineshaft.dag_status,
                 ended_at = CASE WHEN dag.completed + 1 + dag.cancelled = dag.total THEN now ELSE dag.ended_at END
             WHERE dag.id = done.dag_id
@@ -391,7 +378,7 @@ BEGIN
         IF done.day_reserved AND done.reserved_usd > 0 THEN
             UPDATE lineshaft.limits SET reserved_usd = limits.reserved_usd - done.reserved_usd;
         END IF;
-        charged := actual - greatest(done.attempt_cost_usd - CASE WHEN done.day_reserved THEN done.reserved_usd ELSE 0 END, 0);
+        charged := actual - lineshaft.booked_1(done.attempt_cost_usd, done.reserved_usd, done.day_reserved);
         IF charged > 0 THEN
             INSERT INTO lineshaft.spend AS today (day, spent_usd) VALUES ((now AT TIME ZONE 'UTC')::date, charged)
             ON CONFLICT (day) DO UPDATE SET spent_usd = today.spent_usd + excluded.spent_usd;

@@ -1,0 +1,68 @@
+-- name: unpark_lock_waiters
+-- The best waiter of each lane can be claimed again. Under a snapshot that is newer than the release, so that a task which was parked
+-- while the release waited isn't missed.
+WITH RECURSIVE waiting AS MATERIALIZED (
+    SELECT free.key, first.lane_id, first.id
+    FROM unnest(%(keys)s::text[]) AS free (key)
+    CROSS JOIN LATERAL (
+        SELECT lane_id, id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = free.key AND parked = 'lock'
+        ORDER BY lane_id, rank, submission_no
+        LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT waiting.key, next.lane_id, next.id
+    FROM waiting
+    CROSS JOIN LATERAL (
+        SELECT lane_id, id FROM lineshaft.task_live
+        WHERE status = 'READY' AND lock_key = waiting.key AND lane_id > waiting.lane_id AND parked = 'lock'
+        ORDER BY lane_id, rank, submission_no
+        LIMIT 1
+    ) AS next
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM waiting)) AND live.parked = 'lock'
+      AND (SELECT true FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NULL
+    RETURNING live.lane_id
+)
+SELECT
+    -- include: notify_lanes
+FROM moved HAVING count(*) > 0
+
+-- name: unpark_budget_waiters
+-- READY tasks of DAGs that have money again, best first while the sum fits.
+WITH fitting AS MATERIALIZED (
+    SELECT waiting.id
+    FROM (
+        SELECT live.id, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
+            sum(lineshaft.reservation_2(live.limit_usd, limits.default_max_cost_usd))
+                OVER (PARTITION BY live.dag_id ORDER BY live.rank, live.submission_no) AS needed
+        FROM lineshaft.dag
+        CROSS JOIN LATERAL (
+            SELECT id, dag_id, rank, submission_no, lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd
+            FROM lineshaft.task_live
+            WHERE parked = 'dag_budget' AND task_live.dag_id = dag.id
+            OFFSET 0
+        ) AS live
+        CROSS JOIN lineshaft.limits
+        WHERE dag.id = ANY (%(dag_ids)s::text[])
+          -- A task that is still too expensive blocks no others.
+          AND lineshaft.affords_1(
+            dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, live.limit_usd, limits.default_max_cost_usd
+          )
+    ) AS waiting
+    WHERE waiting.money IS NULL OR waiting.needed <= waiting.money
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, budget_reported = false, generation = (SELECT last_value FROM lineshaft.generation_no)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
+      -- Written so that no index matches: the row must be found by its id.
+      AND live.parked || '' = 'dag_budget'
+    RETURNING live.lane_id
+)
+SELECT
+    -- include: notify_lanes
+FROM moved HAVING count(*) > 0

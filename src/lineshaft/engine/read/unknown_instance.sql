@@ -1,0 +1,2 @@
+-- name: current_incarnation
+SELECT incarnation FROM lineshaft.agent WHERE id = %(agent_id)s::text

@@ -1,0 +1,37 @@
+"""The table: every operation that an engine carries out."""
+
+from lineshaft.operations import (
+    agents,
+    artifacts,
+    dags,
+    events,
+    guards,
+    health,
+    review,
+    sources,
+    stats,
+    task_types,
+    tasks,
+    tokens,
+    work,
+)
+from lineshaft.operations.operation import operations_in
+
+#: A server matches its routes in this order: the most frequent calls first.
+OPERATIONS = operations_in(
+    *(
+        work,
+        agents,
+        tasks,
+        dags,
+        events,
+        artifacts,
+        review,
+        guards,
+        task_types,
+        sources,
+        stats,
+        tokens,
+        health,
+    )
+)

@@ -1,0 +1,75 @@
+"""What a server adds to operations of the table."""
+
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from lineshaft.engine.feed.events import NOW
+from lineshaft.operations import agents, events, health, sources, tokens, work
+from lineshaft.server.framework.routing import Answer, serves
+from lineshaft.server.framework.streams import stream
+from lineshaft.server.routes import work_calls
+from lineshaft.server.service import Call
+from lineshaft.types import AgentInfo, EventPage, NewToken, Readiness, Scope
+from lineshaft.types.protocol import CancelItem, View
+from lineshaft.types.request import Nothing
+
+STREAM = "text/event-stream"
+
+
+@serves(agents.drain_agent)
+async def drain_agent(call: Call, request: agents.InstanceOfAgent) -> AgentInfo:
+    drained = await agents.drain_agent.run(call.service.engine, request)
+    call.service.long_polls.end(request.id, request.incarnation)
+    return drained
+
+
+@serves(agents.leave_agent)
+async def leave_agent(call: Call, request: agents.InstanceOfAgent) -> AgentInfo:
+    left = await agents.leave_agent.run(call.service.engine, request)
+    call.service.long_polls.end(request.id, request.incarnation)
+    return left
+
+
+@serves(work.cancel_task)
+async def cancel_task(call: Call, request: CancelItem) -> Any:
+    """An agent cancels what it holds, with its claim token."""
+    return work_calls.only(await work_calls.cancel(call, [request], View.FULL))
+
+
+@serves(events.list_events)
+async def list_events(call: Call, request: events.ListEvents) -> EventPage | Response:
+    query = events.query_of(call.service.engine, request)
+    if STREAM not in call.headers.get("accept", ""):
+        return await query.after(request.place)
+    place = call.headers.get("last-event-id") or request.place or NOW
+    return stream(
+        call.service.tail,
+        query,
+        await query.after(place),
+        call.service.stopping,
+        allow=partial(call.service.authenticate, Scope.READ, call.scope),
+        token_id=call.caller.token_id,
+        address=call.address,
+    )
+
+
+@serves(sources.put_source)
+async def put_source(call: Call, request: sources.ReplaceSource) -> Answer:
+    source, is_new = await sources.put(call.service.engine, request)
+    return Answer(source, 201 if is_new else 200)
+
+
+@serves(tokens.create_token)
+async def create_token(call: Call, request: tokens.CreateToken) -> NewToken:
+    """From now on calls need a token, and this server knows it at once."""
+    made = await tokens.create_token.run(call.service.engine, request)
+    call.service.notice_token()
+    return made
+
+
+@serves(health.ready)
+async def ready(call: Call, request: Nothing) -> Readiness:  # noqa: ARG001 - it has no fields
+    await call.service.check_database()
+    return Readiness("ready", "ok", call.service.wakeups.healthy)
