@@ -15,7 +15,7 @@ from lineshaft.errors import SettingsError
 from lineshaft.settings import Settings
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import pgbouncer
-from tests.chaos.pooler import Pooler
+from tests.chaos.pooler import SERVER_CONNECTIONS, Pooler
 
 pytestmark = pytest.mark.skipif(pgbouncer() is None, reason="needs PgBouncer (apt-get install pgbouncer)")
 
@@ -63,6 +63,20 @@ async def test_a_pooler_in_transaction_mode_is_recognised(
     assert "a pooler in transaction mode" in capsys.readouterr().out
     monkeypatch.setenv("LINESHAFT_POOLER", "transaction")
     assert await asyncio.to_thread(main, ["doctor"]) == 0
+
+
+async def test_sql_reads_behind_a_pooler_and_changes_nothing(
+    pooled: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LINESHAFT_DATABASE_URL", str(pooled.database_url))
+    monkeypatch.setenv("LINESHAFT_POOLER", "transaction")
+    assert await asyncio.to_thread(main, ["sql", "DELETE FROM task_live"]) == 1
+    assert "read-only" in capsys.readouterr().err
+    # The pooler's connections are as they were before.
+    async with Lineshaft(settings=pooled, max_connections=SERVER_CONNECTIONS) as shaft:
+        await asyncio.gather(*(shaft.submit(NewTask("x")) for _ in range(20)))
+    assert await asyncio.to_thread(main, ["sql", "SELECT count(*) AS waiting FROM tasks"]) == 0
+    assert capsys.readouterr().out.split() == ["WAITING", "20"]
 
 
 @pytest.mark.parametrize("mode", ["session"])

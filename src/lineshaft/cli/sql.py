@@ -44,10 +44,12 @@ def run(args: argparse.Namespace) -> int:
     require_database(settings)
     with database(settings) as dsn:
         inspection.prepare(dsn, settings)
-        program = None if args.no_psql or args.json else inspection.psql()
+        # psql keeps a session, which a pooler in transaction mode doesn't have.
+        reads = args.no_psql or args.json or not settings.sessions
+        program = None if reads else inspection.psql()
         if program is not None:
             return _run_psql(inspection.psql_invocation(program, dsn, args.statement))
-        with contextlib.closing(inspection.ReadOnlyConnection(dsn)) as reader:
+        with contextlib.closing(inspection.ReadOnlyConnection(dsn, sessions=settings.sessions)) as reader:
             if args.statement is not None:
                 _answer(reader, args.statement, json=args.json)
                 return 0

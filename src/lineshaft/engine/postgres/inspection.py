@@ -1,5 +1,6 @@
 """Access for people who look at the tables: with `psql`, or with a small reader where there is none."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -65,10 +66,14 @@ class QueryResult(NamedTuple):
 class ReadOnlyConnection:
     """Runs statements, one at a time."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, sessions: bool = True) -> None:
+        """Without `sessions`, behind a pooler in transaction mode, each statement has its own transaction."""
+        self._sessions = sessions
+        # Such a pooler refuses options, and would share what a SET changes with other clients.
+        shown = with_search_path(dsn, _READ_ONLY) if sessions else dsn
         try:
             self._connection = psycopg.connect(
-                with_search_path(dsn, _READ_ONLY), autocommit=True, **connect_options(dsn)
+                shown, autocommit=True, prepare_threshold=None, **connect_options(dsn)
             )
         except psycopg.OperationalError as error:
             raise UnavailableError(f"Can't reach the database: {_message(error)}.") from error
@@ -76,10 +81,13 @@ class ReadOnlyConnection:
     def run(self, statement: str) -> QueryResult:
         """Raises DatabaseError with PostgreSQL's message."""
         try:
-            cursor = self._connection.execute(statement.encode())
-            if cursor.description is None:
-                return QueryResult([], [])
-            return QueryResult([column.name for column in cursor.description], cursor.fetchall())
+            with contextlib.nullcontext() if self._sessions else self._connection.transaction():
+                if not self._sessions:
+                    self._connection.execute(_SQL["read_only"])
+                cursor = self._connection.execute(statement.encode())
+                if cursor.description is None:
+                    return QueryResult([], [])
+                return QueryResult([column.name for column in cursor.description], cursor.fetchall())
         except psycopg.Error as error:
             raise DatabaseError(f"PostgreSQL rejects the statement: {_message(error)}.") from error
 
@@ -89,11 +97,8 @@ class ReadOnlyConnection:
 
 def disputed_tasks(dsn: str) -> int:
     """How many tasks have a cost that a person has to decide on."""
-    connection = ReadOnlyConnection(dsn)
-    try:
+    with contextlib.closing(ReadOnlyConnection(dsn, sessions=False)) as connection:
         ((count,),) = connection.run(_SQL["disputed_tasks"]).rows
-    finally:
-        connection.close()
     return int(count)
 
 
