@@ -70,16 +70,20 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 async def lose_claim(shaft: Lineshaft, connection: psycopg.Connection, task_id: str) -> None:
     """Take a task back, as if its process had been silent for longer than its lease."""
     engine = engine_of(shaft)
+    # The agent may claim it again at once: that claim stays.
+    claim = "id = %s AND epoch = %s AND status IN ('RUNNING', 'VALIDATING')"
+    (epoch,) = connection.execute("SELECT epoch FROM lineshaft.task_live WHERE id = %s", [task_id]).fetchone()  # type: ignore[misc]
 
     async def is_taken_back() -> bool:
         # Repeated: the last heartbeat may still be on its way.
         connection.execute(
             "UPDATE lineshaft.task_live SET lease_until = now() - interval '1 s'"
-            " WHERE id = %s AND lease_until > now()",
-            [task_id],
+            f" WHERE {claim} AND lease_until > now()",
+            [task_id, epoch],
         )
         await engine.maintenance.reap(10)
-        return (await engine.read.task(task_id)).status not in {Status.RUNNING, Status.VALIDATING}
+        held = connection.execute(f"SELECT FROM lineshaft.task_live WHERE {claim}", [task_id, epoch])
+        return held.fetchone() is None
 
     await until(is_taken_back)
 
