@@ -33,7 +33,7 @@ WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_SEC)]
 Types = Annotated[list[Name], Meta(max_length=1_000)]
 
 
-class View(StrEnum):
+class BatchView(StrEnum):
     """How much a batch returns."""
 
     #: What the single call returns, with full task objects.
@@ -50,7 +50,7 @@ class Batch(Request, Generic[I], frozen=True, kw_only=True):
 
 
 class ViewedBatch(Batch[I], Generic[I], frozen=True, kw_only=True):
-    view: View = View.FULL
+    view: BatchView = BatchView.FULL
 
 
 class ClaimBatch(ViewedBatch[I], Generic[I], frozen=True, kw_only=True):
