@@ -65,7 +65,7 @@ class _CountedTask(Struct, frozen=True, gc=False):
 
 class _Tasks(Struct, frozen=True):
     tasks: tuple[_CountedTask, ...] = ()
-    #: Of a single task.
+    #: If the body is a single task, its children.
     children: tuple[_CountedTask, ...] = ()
 
 

@@ -532,7 +532,7 @@ def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
 
 
 def _artifact_ids(spec: msgspec.Raw) -> list[str]:
-    """Of the artifacts in `context_refs`."""
+    """The ids of the artifacts in `context_refs`."""
     if b'"context_refs"' not in bytes(spec):
         return []
     refs: list[str] = msgspec.json.decode(spec).get("context_refs", [])

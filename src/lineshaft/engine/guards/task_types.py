@@ -80,7 +80,7 @@ class _StoredDefaults(NamedTuple):
     by_hand: dict[str, TypeDefaults]
     #: The limits that apply.
     limits: dict[str, TypeLimits]
-    #: Of each agent, the newest version first.
+    #: What each agent declares, the newest version first.
     declared: dict[str, list[Declared]]
 
     def effective(self, type_: str) -> Effective:

@@ -47,7 +47,7 @@ class _LimitedTask(Struct, frozen=True):
     boost_per_minute: float
     max_cost_usd: Decimal | None
     max_total_cost_usd: Decimal | None
-    #: Of earlier attempts.
+    #: What earlier attempts have cost.
     cost_usd: Decimal
     preset: str
     open_limits: int

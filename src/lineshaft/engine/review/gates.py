@@ -69,7 +69,7 @@ class GateProgress(Struct, frozen=True):
     gate_no: int
     #: The method of the gate that it waits for now; None: it passed the last gate, or was rejected.
     waits_for: str | None
-    #: Of the failure, if it was rejected.
+    #: The category of the failure, if it was rejected.
     category: str = FailureCategory.INVALID_OUTPUT
     #: The output, for the answer to a verdict that comes too late.
     data: bytes | None = None

@@ -12,7 +12,7 @@ from lineshaft.server.framework.streams import stream
 from lineshaft.server.routes import work_calls
 from lineshaft.server.service import Call
 from lineshaft.types import AgentInfo, EventPage, NewToken, Readiness, Scope
-from lineshaft.types.protocol import CancelItem, BatchView
+from lineshaft.types.protocol import BatchView, CancelItem
 from lineshaft.types.request import Nothing
 
 STREAM = "text/event-stream"

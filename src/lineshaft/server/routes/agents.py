@@ -12,7 +12,7 @@ from lineshaft.types.protocol import BatchView
 
 
 class ClaimWork(protocol.Claim, frozen=True, kw_only=True):
-    #: Of the agent.
+    #: The id of the agent.
     id: str
 
 
@@ -40,7 +40,7 @@ async def claim_work(call: Call, request: ClaimWork) -> Any:
 
 
 class BeatOfAgent(protocol.Heartbeat, frozen=True, kw_only=True):
-    #: Of the agent.
+    #: The id of the agent.
     id: str
 
 
