@@ -274,7 +274,7 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     idempotency_ttl_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
-    #: Whether a spawned task that is a dead letter should `block` its DAG (the default) or be ignored: `ignore`.
+    #: What becomes of its DAG if a spawned task is a dead letter: `block` it (the default) or `ignore` that.
     on_failure: str | None = None
     #: Run in this order; the task itself then has no work of its own.
     children: "Sequence[NewTask]" = ()
