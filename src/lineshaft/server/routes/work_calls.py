@@ -74,12 +74,12 @@ def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
         if kind is protocol.SpawnItem:
             new_tasks.check_dag_count(bytes(item))
             simplify = documents.with_tasks
-        found: B = documents.decode(item, _decoder(kind), simplify)
+        decoded: B = documents.decode(item, _decoder(kind), simplify)
     except msgspec.MsgspecError as error:
         return problems.unreadable(error)
     except LineshaftError as error:
         return error
-    return found
+    return decoded
 
 
 def answer(results: Results, call: Call) -> dict[str, Any]:
@@ -140,10 +140,10 @@ async def _shown(service: Service, moved: Sequence[w.Moved | LineshaftError], vi
     if view is BatchView.WORK:
         return [_outcome(result) for result in moved]
     tasks = await _tasks(service, [result.id for result in moved if not isinstance(result, LineshaftError)])
-    return [_found(result, tasks) for result in moved]
+    return [_task_or_error(result, tasks) for result in moved]
 
 
-def _found(result: w.Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
+def _task_or_error(result: w.Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
     return result if isinstance(result, LineshaftError) else tasks.get(result.id) or _deleted(result.id)
 
 
@@ -174,7 +174,7 @@ async def claim(
         if some and time.monotonic() - asked_at >= ALLOWED_FOR_SEC:
             # Its token may have been revoked since, or the first one created: the tasks are released.
             await service.authenticate(Scope.AGENT, call.scope)
-        found = await _assigned(service, [each.claim for each in claims], view)
+        assigned = await _assigned(service, [each.claim for each in claims], view)
         results = iter(
             each.error
             or protocol.ClaimResult(
@@ -182,7 +182,7 @@ async def claim(
                 waited_sec=each.waited_sec if tasks else msgspec.UNSET,
                 slowdown_until=each.slowdown_until or msgspec.UNSET,
             )
-            for each, tasks in zip(claims, found, strict=True)
+            for each, tasks in zip(claims, assigned, strict=True)
         )
         return [item if isinstance(item, LineshaftError) else next(results) for item in items]
 
@@ -199,23 +199,23 @@ def _own(call: Call, item: protocol.ClaimItem | LineshaftError) -> protocol.Clai
 
 async def _assigned(service: Service, claims: Sequence[w.Claim], view: BatchView) -> list[list[Any]]:
     tokens = await service.engine.claim_key.tokens()
-    found = [assignments(claim, tokens.issue) for claim in claims]
+    assigned = [assignments(claim, tokens.issue) for claim in claims]
     if view is BatchView.WORK:
-        return list(found)
+        return list(assigned)
     tasks = await _tasks(service, (task.id for claim in claims for task in claim.tasks))
-    return [_with_tasks(some, tasks) for some in found]
+    return [_with_tasks(some, tasks) for some in assigned]
 
 
 def _with_tasks(
-    found: Iterable[Assignment[w.ClaimedTask]], tasks: Mapping[str, Task]
+    assigned: Iterable[Assignment[w.ClaimedTask]], tasks: Mapping[str, Task]
 ) -> list[Assignment[Task]]:
-    return [_full(each, task=tasks[each.task.id]) for each in found if each.task.id in tasks]
+    return [_full(each, task=tasks[each.task.id]) for each in assigned if each.task.id in tasks]
 
 
 async def assigned_task(service: Service, claim: w.Claim) -> Assignment[Task]:
     ((assignment,),) = await _assigned(service, [claim], BatchView.FULL)
-    found: Assignment[Task] = assignment
-    return found
+    full: Assignment[Task] = assignment
+    return full
 
 
 # Heartbeats.
@@ -382,7 +382,7 @@ async def _shown_with_next(
             name: None if each is None else next(iter(_with_tasks([each], tasks)), None)
             for name, each in following.items()
         }
-        shown = [_found(result, tasks) for result in moved]
+        shown = [_task_or_error(result, tasks) for result in moved]
     return [_with_next(result, following, view) for result in shown]
 
 
@@ -491,5 +491,5 @@ async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]
 
 
-def _spawned(found: w.Spawned) -> protocol.SpawnedTasks:
-    return protocol.SpawnedTasks(items=list(found.submitted), children=found.children, paused=found.paused)
+def _spawned(made: w.Spawned) -> protocol.SpawnedTasks:
+    return protocol.SpawnedTasks(items=list(made.submitted), children=made.children, paused=made.paused)
