@@ -145,10 +145,13 @@ def _passes_alone(config: pytest.Config, nodeid: str) -> str | None:
     """Run the test in a process of its own, with the options of this run; None if it fails again."""
     paths = set(config.option.file_or_dir)
     options = [str(option) for option in config.invocation_params.args if str(option) not in paths]
-    with tempfile.TemporaryDirectory() as cache:
-        alone = ["-n", "0", "--color", "no", "-o", f"cache_dir={cache}", "-p", f"no:{RunOutcome.NAME}"]
+    with tempfile.TemporaryDirectory() as folder:
+        # What the first run has written stays, and the closing line of the second one is readable.
+        alone = ["-n", "0", "--color", "no", "--verbosity", "0", "-p", f"no:{RunOutcome.NAME}"]
+        alone += ["-o", f"cache_dir={folder}", "--junit-xml", f"{folder}/report.xml"]
         process = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *alone, str(config.rootpath / nodeid)],
+            # A path would change the names of parameters with slashes.
+            [sys.executable, "-m", "pytest", *options, *alone, f"{config.rootpath}/{nodeid}"],
             cwd=config.invocation_params.dir,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -244,3 +244,42 @@ def test_the_second_run_has_the_options_of_the_first(suite: Suite) -> None:
     ended = suite.run("-q", "--tb", "short", "-k", "once", "tests/test_a.py")
 
     assert (ended.code, ended.closing, ended.unstable[0]) == (0, "1 passed, 1 deselected", "1 unstable")
+
+
+def test_names_of_parameters_are_passed_on_as_they_are(suite: Suite) -> None:
+    parameter = (
+        "import pytest\n@pytest.fixture(params=['http://a/../b?c=[1]&d= e'])\ndef url(request): pass\n"
+    )
+    suite.write("tests/test_a.py", parameter, fails_once().replace("():", "(url):", 1))
+
+    ended = suite.run()
+
+    assert (ended.code, ended.closing, ended.unstable[0]) == (0, "1 passed", "1 unstable")
+
+
+def test_the_second_run_can_be_read_however_little_the_first_prints(suite: Suite) -> None:
+    suite.write("tests/test_a.py", fails_once())
+
+    ended = suite.run("-qq")
+
+    assert (ended.code, ended.unstable[0]) == (0, "1 unstable")
+
+
+def test_the_report_of_the_first_run_is_kept(suite: Suite) -> None:
+    suite.write("tests/test_a.py", PASSES, fails_once())
+
+    ended = suite.run("--junit-xml", "report.xml")
+
+    assert ended.code == 0
+    assert 'tests="2"' in (suite.folder / "report.xml").read_text()
+
+
+def test_a_test_that_fails_only_after_others_is_alone_in_its_second_run(suite: Suite) -> None:
+    """Also where the options name it beside others."""
+    suite.write(
+        "tests/test_a.py", "seen = []\ndef test_first(): seen.append(1)\ndef test_second(): assert not seen"
+    )
+
+    ended = suite.run("tests/test_a.py::test_first", "tests/test_a.py::test_second")
+
+    assert (ended.code, ended.closing, ended.unstable[0]) == (0, "2 passed", "1 unstable")

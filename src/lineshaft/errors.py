@@ -10,7 +10,7 @@ from collections.abc import Sequence
 class LineshaftError(Exception):
     """Something went wrong in Lineshaft."""
 
-    # Of the class, except where a newer server answers with a code that has no class here.
+    # The code of the class, except where a newer server answers with one that has no class here.
     code: str = "internal"
     retryable: bool = False
 

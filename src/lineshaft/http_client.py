@@ -26,7 +26,7 @@ from msgspec import Struct
 from lineshaft.errors import InvalidInputError, UnavailableError
 
 _CHUNK = 1 << 18
-#: Of the response to an upload.
+#: The longest response to an upload.
 _MAX_ANSWER = 1 << 20
 #: A connection that was idle for longer is not reused: servers and proxies close idle connections.
 _KEEP_SEC = 30.0

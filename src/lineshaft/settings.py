@@ -292,7 +292,7 @@ class Settings:
     default_max_cost_usd: Decimal | None = _setting(
         _DOLLARS,
         None,
-        "What a claim reserves for a task without max_cost_usd; it isn't a limit on the task. None: nothing.",
+        "What a claim reserves for a task without a cost limit; it isn't a limit on the task. None: nothing.",
     )
     crash_cost_fraction: float | None = _setting(
         _FRACTION, None, "The least share of its reservation that a crashed attempt costs. None: 0."

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask, Task
-from lineshaft.agent.exec import Account
+from lineshaft.agent.exec import UnixAccount
 from lineshaft.agent.exec.command import MAX_OUTPUT_BYTES, TAIL_BYTES
 from lineshaft.errors import LineshaftError
 from lineshaft.model.states import Status
@@ -194,7 +194,7 @@ async def test_a_command_under_another_account(shaft: Lineshaft, commands: Comma
     secret.chmod(0o600)
     command = commands.command(
         *("/bin/sh", "-c", f'id -un; id -Gn; echo "$HOME"; cat {secret} 2>&1 | tail -c 18'),
-        account=Account.find("nobody"),
+        account=UnixAccount.find("nobody"),
     )
     agent = Agent("a")
     agent.task("t")(command)
@@ -210,7 +210,7 @@ async def test_a_command_under_another_account(shaft: Lineshaft, commands: Comma
 @pytest.mark.parametrize("name", ["root", "no-such-account"])
 def test_an_account_that_is_not_allowed(name: str) -> None:
     with pytest.raises(LineshaftError, match=name):
-        Account.find(name)
+        UnixAccount.find(name)
 
 
 async def test_lines_of_standard_error_above_the_limit_are_counted(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lineshaft import Agent, Lineshaft, Status
-from lineshaft.agent.exec import Account, files
+from lineshaft.agent.exec import UnixAccount, files
 from lineshaft.agent.exec.files import delete_left_behind
 from tests.agent.commands import Commands, commands_in
 from tests.agent.helpers import one
@@ -91,7 +91,7 @@ async def test_folders_belong_to_the_account_of_the_command(
             'cd "$LINESHAFT_OUTPUTS" && mkdir charts && printf chart > charts/one.svg\n'
             "umask 077; printf secret > mine; mkdir locked && touch locked/x && chmod 000 locked\n"
             "ln -s /etc/shadow link",
-            account=Account.find("nobody"),
+            account=UnixAccount.find("nobody"),
         )
         agent = Agent("a")
         agent.task("t")(command)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lineshaft import BudgetExceeded, Cancel, Fail, Snooze
-from lineshaft.agent.outcome import ClaimOver, Outcome, Verdict, of_exception, of_value
+from lineshaft.agent.outcome import ClaimOver, Outcome, OutcomeKind, of_exception, of_value
 from lineshaft.errors import InvalidInputError, RateLimitedError, StaleClaimError
 
 
@@ -47,7 +47,7 @@ class ValidationError(ValueError):
 
 def categories(error: BaseException) -> tuple[str, float | None]:
     outcome = of_exception(error)
-    assert outcome.verdict is Verdict.FAIL
+    assert outcome.kind is OutcomeKind.FAIL
     return outcome.category, outcome.retry_after_sec
 
 
@@ -116,20 +116,20 @@ def test_requests_are_returned_or_raised(raised: bool) -> None:
     def meant(wish: Exception) -> Outcome:
         return of_exception(wish) if raised else of_value(wish)
 
-    assert meant(Cancel("enough")) == Outcome(Verdict.CANCEL, reason="enough")
-    assert meant(Snooze(5)) == Outcome(Verdict.SNOOZE, delay_sec=5.0)
+    assert meant(Cancel("enough")) == Outcome(OutcomeKind.CANCEL, reason="enough")
+    assert meant(Snooze(5)) == Outcome(OutcomeKind.SNOOZE, delay_sec=5.0)
     assert meant(Fail("broken", "auth_failure")) == Outcome(
-        Verdict.FAIL, error="broken", category="auth_failure"
+        OutcomeKind.FAIL, error="broken", category="auth_failure"
     )
 
 
 def test_a_request_inside_a_group_counts() -> None:
-    assert of_exception(ExceptionGroup("g", [ValueError(), Snooze(1)])).verdict is Verdict.SNOOZE
+    assert of_exception(ExceptionGroup("g", [ValueError(), Snooze(1)])).kind is OutcomeKind.SNOOZE
 
 
 @pytest.mark.parametrize("error", [ClaimOver(), StaleClaimError("gone")])
 def test_nothing_is_written_for_a_claim_that_is_over(error: BaseException) -> None:
-    assert of_exception(error).verdict is Verdict.NOTHING
+    assert of_exception(error).kind is OutcomeKind.NOTHING
 
 
 def test_values() -> None:

@@ -15,7 +15,7 @@ from lineshaft import (
     SyncTaskContext,
     TaskContext,
 )
-from lineshaft.agent.steps import Call
+from lineshaft.agent.steps import StepCall
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.types import Task
@@ -357,16 +357,16 @@ def test_a_function_with_a_parameter_of_that_name_needs_a_lambda(option: dict[st
         return key + on_change
 
     with pytest.raises(ValueError, match=r"sort has a parameter 'key', which is also an option of ctx\.step"):
-        Call.of(sort, (), option)
+        StepCall.of(sort, (), option)
 
 
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(ValueError, match="on_change must be refuse, rerun or reuse, got 'again'"):
-        Call.of(str, (), {"on_change": "again"})
+        StepCall.of(str, (), {"on_change": "again"})
 
 
 def digest(*args: Any, **kwargs: Any) -> str:
-    return Call.of(str, args, kwargs).digest()
+    return StepCall.of(str, args, kwargs).digest()
 
 
 class Connection:

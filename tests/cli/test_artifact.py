@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from lineshaft.cli.artifact import _Progress, size
+from lineshaft.cli.artifact import _ProgressLine, size
 from tests.cli.conftest import Cli
 from tests.http_server import ServerThread
 
@@ -76,7 +76,7 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
             return True
 
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    with _Progress("Uploading", 8 << 20) as progress:
+    with _ProgressLine("Uploading", 8 << 20) as progress:
         progress.show(8 << 20)
     assert "Uploading 8.0 MiB of 8.0 MiB (100 %)" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")

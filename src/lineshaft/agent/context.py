@@ -278,7 +278,7 @@ class TaskContext(_Context):
         "rerun" the step runs again instead, with "reuse" the recorded result is used. `key` is compared in
         place of the arguments; it may be anything that JSON has.
         """
-        call = steps.Call.of(function, args, kwargs)
+        call = steps.StepCall.of(function, args, kwargs)
         return steps.restored(name, self.id, await self._execution.steps.run(name, call), function)
 
     async def checkpoint(self, data: Any) -> None:
@@ -334,7 +334,7 @@ class SyncTaskContext(_Context):
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As `TaskContext.step`; the function runs in the handler's own thread."""
         loop, recorder = self._loop("step"), self._execution.steps
-        call = steps.Call.of(function, args, kwargs)
+        call = steps.StepCall.of(function, args, kwargs)
         recorder.check_same_call(name, call)
         recorded = recorder.begin(name, call)
         if recorded is None:

@@ -35,7 +35,7 @@ class DurableSteps:
         #: Digests of the arguments of steps that earlier attempts recorded.
         self._digests = {name: digest for name, digest in assignment.step_digests.items() if digest}
         #: The first call of each step in this execution.
-        self._calls: dict[str, steps.Call] = {}
+        self._calls: dict[str, steps.StepCall] = {}
         #: Steps that run now; the event is set when the result is written.
         self._running: dict[str, asyncio.Event] = {}
 
@@ -43,7 +43,7 @@ class DurableSteps:
         """Take results with their large data, before the handler runs."""
         self.recorded = dict(recorded)
 
-    def check_same_call(self, name: str, call: steps.Call) -> None:
+    def check_same_call(self, name: str, call: steps.StepCall) -> None:
         """Refuse a second step of the same name: it would get the result of the first one."""
         if not self._calls.setdefault(name, call).is_same(call):
             raise ValueError(
@@ -51,7 +51,7 @@ class DurableSteps:
                 "its name: give each its own, for instance with a number in it."
             )
 
-    def begin(self, name: str, call: steps.Call | None = None) -> bytes | None:
+    def begin(self, name: str, call: steps.StepCall | None = None) -> bytes | None:
         """The recorded result; None: the step may run now, if its lease holds (`hold`)."""
         self._lease.check()
         result = self.recorded.get(name)
@@ -62,7 +62,7 @@ class DurableSteps:
         self._account.check_next_step()
         return None
 
-    def _must_rerun(self, name: str, call: steps.Call | None) -> bool:
+    def _must_rerun(self, name: str, call: steps.StepCall | None) -> bool:
         """Whether a recorded step runs again, because its arguments changed; raises if that is refused."""
         recorded = None if call is None else self._digests.get(name)
         if call is None or recorded is None or call.on_change == "reuse" or call.digest() == recorded:
@@ -99,7 +99,7 @@ class DurableSteps:
         self._digests.pop(name, None)
         return result
 
-    async def run(self, name: str, call: steps.Call) -> bytes:
+    async def run(self, name: str, call: steps.StepCall) -> bytes:
         """Run a step of an `async def` handler, unless it was recorded; returns its result."""
         self.check_same_call(name, call)
         while (recorded := self.begin(name, call)) is None:
@@ -128,7 +128,7 @@ class DurableSteps:
     def _free(self, name: str) -> None:
         self._running.pop(name).set()
 
-    async def _call(self, name: str, call: steps.Call) -> tuple[bytes, Decimal]:
+    async def _call(self, name: str, call: steps.StepCall) -> tuple[bytes, Decimal]:
         """The result and the cost."""
         with steps.metered(self._task_id, name) as meter:
             if steps.is_async(call.function):

@@ -284,7 +284,7 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def _schema_of_others(kind: Any) -> dict[str, Any]:
-    """Of pydantic models, which msgspec doesn't know."""
+    """The JSON schema of a pydantic model, which msgspec doesn't know."""
     schema = getattr(kind, "model_json_schema", None)
     if schema is None:
         raise TypeError(f"{kind!r} has no JSON Schema")

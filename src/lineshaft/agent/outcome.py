@@ -103,7 +103,7 @@ class Result(Struct, frozen=True):
     decision_report: Any = None
 
 
-class Verdict(StrEnum):
+class OutcomeKind(StrEnum):
     COMPLETE = "complete"
     FAIL = "fail"
     SNOOZE = "snooze"
@@ -115,7 +115,7 @@ class Verdict(StrEnum):
 
 
 class Outcome(Struct, frozen=True):
-    verdict: Verdict
+    kind: OutcomeKind
     output: bytes | None = None
     artifacts: bytes | None = None
     decision_report: bytes | None = None
@@ -129,21 +129,21 @@ class Outcome(Struct, frozen=True):
     @property
     def is_postponed(self) -> bool:
         """Postponed: the task continues later, and no attempt is used."""
-        if self.verdict is Verdict.FAIL:
+        if self.kind is OutcomeKind.FAIL:
             return ratelimit.is_rate_limit(self.error, self.category)
-        return self.verdict in {Verdict.SNOOZE, Verdict.RELEASE}
+        return self.kind in {OutcomeKind.SNOOZE, OutcomeKind.RELEASE}
 
 
-NOTHING = Outcome(Verdict.NOTHING)
-RELEASED = Outcome(Verdict.RELEASE)
-_NO_OUTPUT = Outcome(Verdict.COMPLETE, output=b"null")
+NOTHING = Outcome(OutcomeKind.NOTHING)
+RELEASED = Outcome(OutcomeKind.RELEASE)
+_NO_OUTPUT = Outcome(OutcomeKind.COMPLETE, output=b"null")
 
 
 def failed(
     error: str, category: str, *, retry_after_sec: float | None = None, traceback: str | None = None
 ) -> Outcome:
     return Outcome(
-        Verdict.FAIL, error=error, category=category, retry_after_sec=retry_after_sec, traceback=traceback
+        OutcomeKind.FAIL, error=error, category=category, retry_after_sec=retry_after_sec, traceback=traceback
     )
 
 
@@ -160,7 +160,7 @@ def of_value(value: Any, artifacts: list[Any] | None = None) -> Outcome:
     named = [*(artifacts or ()), *(result.artifacts or ())]
     try:
         return Outcome(
-            Verdict.COMPLETE,
+            OutcomeKind.COMPLETE,
             output=encoded(result.data, "output"),
             artifacts=encoded(named, "artifacts") if named else None,
             decision_report=None
@@ -217,7 +217,7 @@ def of_exception(error: BaseException) -> Outcome:
 def with_traceback(outcome: Outcome, error: BaseException) -> Outcome:
     """A failure with the place where the handler was, for people."""
     # The handler of a command is Lineshaft's own.
-    if outcome.verdict is not Verdict.FAIL or not has_user_frames(error):
+    if outcome.kind is not OutcomeKind.FAIL or not has_user_frames(error):
         return outcome
     return replace(outcome, traceback=_traceback(error))
 
@@ -231,18 +231,18 @@ def _wish(error: BaseException) -> Outcome | None:
     outcome = None
     match error:
         case LateClaim():
-            outcome = Outcome(Verdict.RELEASE, reason=str(error))
+            outcome = Outcome(OutcomeKind.RELEASE, reason=str(error))
         case ClaimOver() | StaleClaimError() | SupersededError():
             outcome = NOTHING
         case Cancel():
-            outcome = Outcome(Verdict.CANCEL, reason=error.reason)
+            outcome = Outcome(OutcomeKind.CANCEL, reason=error.reason)
         case Snooze():
-            outcome = Outcome(Verdict.SNOOZE, delay_sec=error.seconds)
+            outcome = Outcome(OutcomeKind.SNOOZE, delay_sec=error.seconds)
         case Fail():
             outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
         case SharedBudgetExceeded():
             # A heartbeat that reports the same releases the task too.
-            outcome = Outcome(Verdict.RELEASE, reason=str(error))
+            outcome = Outcome(OutcomeKind.RELEASE, reason=str(error))
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
         case RateLimitedError():

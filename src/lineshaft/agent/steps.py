@@ -86,7 +86,7 @@ def check_name(name: str, what: str) -> None:
         raise ValueError(f"Names that begin with {SPAWN_STEP!r} are reserved, got {name!r}.")
 
 
-class Call(Struct, frozen=True):
+class StepCall(Struct, frozen=True):
     """One call of a step."""
 
     function: Callable[..., Any]
@@ -103,7 +103,7 @@ class Call(Struct, frozen=True):
             _check_parameters(self.function)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
+    def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "StepCall":
         """`kwargs`: those of the function, and the options of the step."""
         key, on_change = kwargs.pop("key", None), kwargs.pop("on_change", "refuse")
         return cls(function, args, kwargs, key, on_change)
@@ -111,7 +111,7 @@ class Call(Struct, frozen=True):
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
 
-    def is_same(self, other: "Call") -> bool:
+    def is_same(self, other: "StepCall") -> bool:
         """Whether two calls have the same arguments, as far as they can be compared."""
         if self.key is not None or other.key is not None:
             return _equal(self.key, other.key)

@@ -4,7 +4,7 @@ import logging
 from decimal import Decimal
 
 from lineshaft.agent.execution import Execution
-from lineshaft.agent.outcome import Outcome, Verdict, failed
+from lineshaft.agent.outcome import Outcome, OutcomeKind, failed
 from lineshaft.clock import lease_time
 from lineshaft.errors import StaleClaimError
 from lineshaft.logs import TASK_LINES
@@ -52,24 +52,24 @@ class TaskLog:
         is_written = moved is not None and moved.status is not None
         if stale is not None or (execution.lease.is_lost and not is_written):
             self._lost(execution, str(stale or execution.lease.over))
-        elif outcome.verdict is Verdict.COMPLETE:
+        elif outcome.kind is OutcomeKind.COMPLETE:
             self._completed(execution, moved, cost)
-        elif outcome.verdict is Verdict.FAIL:
+        elif outcome.kind is OutcomeKind.FAIL:
             self._failure(execution, outcome, moved, error)
         else:
             self._given_up(execution, outcome)
 
     def _given_up(self, execution: Execution, outcome: Outcome) -> None:
-        match outcome.verdict:
-            case Verdict.NOTHING:
+        match outcome.kind:
+            case OutcomeKind.NOTHING:
                 why = execution.lease.over or "the claim is over"
                 _log.info("stopped after %s: %s", _took(execution), why, extra=execution.labels)
-            case Verdict.CANCEL:
+            case OutcomeKind.CANCEL:
                 reason = _line(outcome.reason, _LONGEST_ERROR)
                 _log.info("cancelled by its handler: %s", reason, extra=execution.labels)
-            case Verdict.SNOOZE:
+            case OutcomeKind.SNOOZE:
                 _log.info("snoozed for %s", duration(outcome.delay_sec or 0), extra=execution.labels)
-            case Verdict.RELEASE:
+            case OutcomeKind.RELEASE:
                 self._released += 1
                 why = execution.lease.over or outcome.reason or "no reason"
                 # An agent whose claims are always late would never do anything.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lineshaft.agent.claim_calls import ClaimCalls, Claimed
 from lineshaft.agent.execution import Execution
-from lineshaft.agent.outcome import Outcome, Verdict, describe, failed
+from lineshaft.agent.outcome import Outcome, OutcomeKind, describe, failed
 from lineshaft.client.backend import Backend
 from lineshaft.errors import InvalidInputError, PayloadTooLargeError, StaleClaimError, UnavailableError
 from lineshaft.model.retry import FailureCategory
@@ -84,18 +84,18 @@ class Writer:
                 self._none.set()
 
     async def _write(self, items: list[_Item]) -> None:
-        by_verdict: dict[Verdict, list[_Item]] = {}
+        by_kind: dict[OutcomeKind, list[_Item]] = {}
         for item in items:
-            by_verdict.setdefault(item.outcome.verdict, []).append(item)
-        for verdict, alike in by_verdict.items():
-            if verdict is Verdict.NOTHING:
+            by_kind.setdefault(item.outcome.kind, []).append(item)
+        for kind, alike in by_kind.items():
+            if kind is OutcomeKind.NOTHING:
                 for item in alike:
                     self._written(item.execution, None)
             else:
                 await self._send(alike, takes_next=len(items) == 1 and not self._pending)
 
     async def _send(self, items: list[_Item], *, takes_next: bool = False) -> None:
-        """Write outcomes with the same verdict; `takes_next`: a completion claims the next task."""
+        """Write outcomes of the same kind; `takes_next`: a completion claims the next task."""
         pause = _FIRST_PAUSE_SEC
         while True:
             try:
@@ -116,7 +116,7 @@ class Writer:
                 for item, answer in zip(items, moved, strict=True):
                     # A lost claim is logged with its task.
                     if answer.error is not None and not isinstance(answer.error, StaleClaimError):
-                        _log.warning("The outcome %s was refused: %s", item.outcome.verdict, answer.error)
+                        _log.warning("The outcome %s was refused: %s", item.outcome.kind, answer.error)
                     self._written(item.execution, answer)
                 if claimed is not None:
                     # Only now: the slot of the task before is free.
@@ -128,9 +128,7 @@ class Writer:
         claim = item.execution.claim
         substitute = None
         if not isinstance(error, StaleClaimError):
-            _log.error(
-                "The outcome %s of %s can't be written", item.outcome.verdict, claim.id, exc_info=error
-            )
+            _log.error("The outcome %s of %s can't be written", item.outcome.kind, claim.id, exc_info=error)
             substitute = _substitute(item, error)
         if substitute is None:
             stale = error if isinstance(error, StaleClaimError) else None
@@ -139,17 +137,17 @@ class Writer:
             await self._send([substitute])
 
     async def _call(self, items: list[_Item], *, takes_next: bool) -> tuple[list[Moved], Claimed | None]:
-        match items[0].outcome.verdict:
-            case Verdict.COMPLETE if takes_next:
+        match items[0].outcome.kind:
+            case OutcomeKind.COMPLETE if takes_next:
                 moved, claimed = await self._claims.complete_and_claim(_completion(items[0]))
                 return [moved], claimed
-            case Verdict.COMPLETE:
+            case OutcomeKind.COMPLETE:
                 return await self._backend.complete([_completion(item) for item in items]), None
-            case Verdict.CANCEL:
+            case OutcomeKind.CANCEL:
                 return await self._backend.cancel_held(
                     [Cancellation(one.claim, outcome.reason, spent=one.spent) for one, outcome, _ in items]
                 ), None
-            case Verdict.FAIL:
+            case OutcomeKind.FAIL:
                 await self._save_states(items)
                 return await self._backend.fail([_failure(item) for item in items]), None
             case _:
@@ -173,13 +171,13 @@ def _substitute(item: _Item, error: Exception) -> _Item | None:
     execution, outcome, is_bare = item
     if is_bare:
         return None
-    if outcome.verdict is Verdict.FAIL:
+    if outcome.kind is OutcomeKind.FAIL:
         return _Item(execution, outcome, is_bare=True)
     unfit = isinstance(error, InvalidInputError | PayloadTooLargeError)
     category = FailureCategory.INVALID_OUTPUT if unfit else FailureCategory.ERROR
     # A completion has an output that may be the cause. All else has only state and spending.
     return _Item(
-        execution, failed(describe(error), category), is_bare=outcome.verdict is not Verdict.COMPLETE
+        execution, failed(describe(error), category), is_bare=outcome.kind is not OutcomeKind.COMPLETE
     )
 
 

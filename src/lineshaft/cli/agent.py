@@ -293,7 +293,7 @@ def _run(
 
 def _run_command(args: argparse.Namespace) -> int:
     from lineshaft.agent.agent import Agent  # noqa: PLC0415 - slow to import
-    from lineshaft.agent.exec import Account, Command  # noqa: PLC0415
+    from lineshaft.agent.exec import Command, UnixAccount  # noqa: PLC0415
 
     arguments = _arguments(args.command, shell=args.shell)
     agent = Agent(
@@ -311,7 +311,7 @@ def _run_command(args: argparse.Namespace) -> int:
     command = Command(
         arguments,
         pass_env=args.pass_env,
-        account=None if args.run_as is None else Account.find(args.run_as),
+        account=None if args.run_as is None else UnixAccount.find(args.run_as),
         time_limit_sec=args.time_limit,
         kill_after_sec=args.kill_after,
         retry_later_sec=args.retry_later,

@@ -66,7 +66,7 @@ def put_(args: argparse.Namespace) -> int:
     if path is not None and not path.is_file():
         raise UsageError(f"{args.file} is not a file.")
     total = None if path is None else path.stat().st_size
-    with connect(args) as shaft, _Progress("Uploading", total) as progress:
+    with connect(args) as shaft, _ProgressLine("Uploading", total) as progress:
         made = shaft.artifacts.put(
             args.name or ("stdin" if path is None else path.name),
             sys.stdin.buffer if path is None else path,
@@ -101,7 +101,7 @@ def get_(args: argparse.Namespace) -> int:
         # The name comes from elsewhere: it never leaves this folder.
         target = Path(args.output or safe_file_name(found.name))
         _check_target(target, force=args.force)
-        with _Progress("Downloading", found.size) as progress:
+        with _ProgressLine("Downloading", found.size) as progress:
             shaft.artifacts.save(args.ref, target, progress=progress.show)
     return print_done(args, {"path": str(target), "artifact": found}, f"{target} ({size(found.size)})")
 
@@ -157,7 +157,7 @@ def size(count: int) -> str:
     return f"{amount:.1f} GiB"
 
 
-class _Progress:
+class _ProgressLine:
     """A line on a terminal that shows how far a large transfer is."""
 
     def __init__(self, verb: str, total: int | None) -> None:

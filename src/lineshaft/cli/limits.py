@@ -15,7 +15,7 @@ _MOST_SHOWN = 80
 _MONEY = {
     "daily_budget_usd": ("--daily-budget", "what all tasks together may cost in a UTC day"),
     "velocity_usd": ("--velocity", "spending more than this within the window stops everything"),
-    "default_max_cost_usd": ("--default-max-cost", "what a task without max_cost_usd reserves"),
+    "default_max_cost_usd": ("--default-max-cost", "what a task without a cost limit reserves"),
 }
 
 

@@ -181,7 +181,7 @@ class Administration:
         reason: str | None = None,
     ) -> None:
         """Stop claims of a task type, or of all types. Running tasks continue."""
-        await self.backend.call(guards.pause, guards.Pause(type=type, reason=reason))
+        await self.backend.call(guards.pause, guards.PauseOrResume(type=type, reason=reason))
 
     async def resume(
         self,
@@ -190,7 +190,7 @@ class Administration:
         reason: str | None = None,
     ) -> None:
         """End a pause. Resuming what is not paused changes nothing."""
-        await self.backend.call(guards.resume, guards.Pause(type=type, reason=reason))
+        await self.backend.call(guards.resume, guards.PauseOrResume(type=type, reason=reason))
 
     # The installation.
 

@@ -53,7 +53,7 @@ from lineshaft.types import (
     work as w,
 )
 from lineshaft.types.features import ERROR_CATEGORY
-from lineshaft.types.protocol import View, raise_problem
+from lineshaft.types.protocol import BatchView, raise_problem
 from lineshaft.types.request import Nothing
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class HttpBackend:
 
     async def claim(self, agent_id: str, incarnation: int, *, limit: int, types: Sequence[str]) -> Claimed:
         item = claim_item(agent_id, incarnation, limit, types)
-        body = protocol.ClaimBatch(items=[item], view=View.WORK)
+        body = protocol.ClaimBatch(items=[item], view=BatchView.WORK)
         return assignments_in(await self._post("claim", CLAIMS, body, again=False))
 
     async def complete(self, items: Sequence[w.Completion]) -> list[w.Moved]:
@@ -217,7 +217,7 @@ class HttpBackend:
         self, item: w.Completion, *, types: Sequence[str]
     ) -> tuple[w.Moved, Claimed]:
         sent = protocol.CompleteItem.of(item, following=protocol.Next(types=list(types)))
-        body = protocol.ViewedBatch(items=[sent], view=View.WORK)
+        body = protocol.ViewedBatch(items=[sent], view=BatchView.WORK)
         (outcome,) = (await self._post("complete", OUTCOMES, body)).items
         following = outcome.next_claim
         return outcome.moved(item.claim.id), [] if following is None else [following]
@@ -234,7 +234,7 @@ class HttpBackend:
         return await self._outcomes("cancel", [protocol.CancelItem.of(item) for item in items])
 
     async def _outcomes(self, call: str, items: Sequence[protocol.OutcomeItem]) -> list[w.Moved]:
-        body = protocol.ViewedBatch(items=list(items), view=View.WORK)
+        body = protocol.ViewedBatch(items=list(items), view=BatchView.WORK)
         outcomes = (await self._post(call, OUTCOMES, body)).items
         return [outcome.moved(item.id) for item, outcome in zip(items, outcomes, strict=True)]
 

@@ -21,7 +21,7 @@ from lineshaft.operations.wire import encode
 from lineshaft.types import protocol
 from lineshaft.types import work as w
 from lineshaft.types.agents import AgentInstance
-from lineshaft.types.protocol import MAX_ITEMS, MAX_WAIT_SEC, View, raise_problem
+from lineshaft.types.protocol import MAX_ITEMS, MAX_WAIT_SEC, BatchView, raise_problem
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class HttpHeartbeats:
                     saves = protocol.Batch(items=[protocol.CheckpointItem.of(state) for state in states])
                     await self._post_on(connection, "/v1/work/checkpoint", saves, answer_within_sec)
                 releases = protocol.ViewedBatch(
-                    items=[protocol.ReleaseItem.of(release) for release, _ in part], view=View.WORK
+                    items=[protocol.ReleaseItem.of(release) for release, _ in part], view=BatchView.WORK
                 )
                 response = await self._post_on(connection, "/v1/work/release", releases, answer_within_sec)
                 outcomes = decoded(response, self._pool, OUTCOMES).items
@@ -238,7 +238,7 @@ class HttpWaiter:
     ) -> Waited | None:
         seconds = min(timeout, MAX_WAIT_SEC)
         item = claim_item(self._agent.agent_id, self._agent.incarnation, limit, types)
-        body = protocol.ClaimBatch(items=[item], wait_sec=seconds, poll=self._poll, view=View.WORK)
+        body = protocol.ClaimBatch(items=[item], wait_sec=seconds, poll=self._poll, view=BatchView.WORK)
         within_sec = seconds + self._answer_within_sec()
 
         async def send(fitted: protocol.ClaimBatch[protocol.ClaimItem]) -> Response:

@@ -339,7 +339,7 @@ class Lineshaft(Administration):
         dead-lettered and cancelled ones run again after it, in order. DependentsRunningError, if some are
         running, unless `cancel_running`. Recorded steps run again, unless `forget_steps` is false.
         """
-        request = tasks.Rerun(
+        request = tasks.RerunTask(
             id=id_of(task),
             downstream=downstream,
             cancel_running=cancel_running,

@@ -50,7 +50,7 @@ class Cookies:
         given = request.cookies.get(self._session_name, "")
         #: The browser doesn't have the secret yet.
         self.is_new = not given
-        #: Of the session; of a visitor without a session, only the root of its CSRF token.
+        #: The session's; for a visitor without a session, only the root of the CSRF token.
         self.secret = given or secrets.token_urlsafe(32)
         self.message = unquote(request.cookies.get(self._message_name, ""))[:_MAX_MESSAGE]
 

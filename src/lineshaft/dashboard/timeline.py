@@ -46,7 +46,7 @@ class Span(Struct, frozen=True):
     #: It has not ended.
     open: bool = False
     cost_usd: Decimal | None = None
-    #: Of an attempt.
+    #: How the attempt ended, if it is one.
     outcome: str = ""
     note: str = ""
     epoch: int = 0

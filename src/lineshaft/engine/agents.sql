@@ -1,7 +1,7 @@
 -- Registration, presence, reads and changes of agents and their instances.
 
 -- name: lock_registration_key
--- Of two registrations with one key the second waits, and finds the result of the first.
+-- The second of two registrations with one key waits, and finds the result of the first.
 SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.registration ' || %(key)s::text, 0))
 
 -- name: registered_with

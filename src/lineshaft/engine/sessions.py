@@ -44,7 +44,7 @@ class Session(Struct, frozen=True):
     name: str
     #: None: no token was needed when the session began.
     token_id: str | None
-    #: Of the token.
+    #: What its token has.
     scope: Scope | None
     agent_id: str | None
     budget_usd: Decimal | None

@@ -82,9 +82,9 @@ class NoticeEvent(NamedTuple):
     dag_id: str | None
     agent_id: str | None
     data: Mapping[str, Any] | None
-    #: Of the task.
+    #: The type of the task.
     type: str | None = None
-    #: Of the task or the DAG.
+    #: The title of the task or the DAG.
     title: str | None = None
 
 
@@ -95,9 +95,9 @@ class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     task_id: str | None = None
     dag_id: str | None = None
     agent_id: str | None = None
-    #: Of the task.
+    #: The type of the task.
     type: str | None = None
-    #: Of the task or the DAG.
+    #: The title of the task or the DAG.
     title: str | None = None
     data: Any = None
 

@@ -274,7 +274,7 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     idempotency_ttl_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
-    #: Of a spawned task that becomes a dead letter: `block` its DAG (the default) or `ignore` it there.
+    #: What becomes of its DAG if a spawned task is a dead letter: `block` it (the default) or `ignore` that.
     on_failure: str | None = None
     #: Run in this order; the task itself then has no work of its own.
     children: "Sequence[NewTask]" = ()
@@ -326,7 +326,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     expire_at_deadline: bool
     #: Limits that the caller left to the type: OPEN_COST and the others.
     open_limits: int
-    #: Of the type's defaults; None: it has none.
+    #: The revision of its type's defaults; None: it has none.
     type_revision: int | None
     #: Tasks named by `spec.context_refs`: implicit dependencies.
     context_tasks: tuple[str, ...]

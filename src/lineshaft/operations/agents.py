@@ -15,7 +15,7 @@ from lineshaft.types.request import Act, ActById, ById, OnePage, Request
 
 
 class InstanceOfAgent(AgentInstance, frozen=True, kw_only=True):
-    #: Of the agent.
+    #: The id of the agent.
     id: str
 
 
@@ -48,7 +48,7 @@ async def leave_agent(engine: Engine, request: InstanceOfAgent) -> AgentInfo:
 
 
 class SiblingsOfInstance(Siblings, frozen=True, kw_only=True):
-    #: Of the agent.
+    #: The id of the agent.
     id: str
 
 
@@ -134,7 +134,7 @@ class ChangeAgent(Act, frozen=True, kw_only=True):
     budget_usd: Decimal | float | UnsetType | None = UNSET
     add_budget_usd: Decimal | float | None = None
     status: str | None = None
-    #: Of each instance; null: as each declares.
+    #: How many tasks each instance takes; null: as each declares.
     max_concurrent_tasks: int | UnsetType | None = UNSET
 
 

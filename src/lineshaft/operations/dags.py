@@ -24,7 +24,7 @@ class SubmitDag(Request, frozen=True, kw_only=True):
         new_tasks.check_dag(self.dag)
 
 
-class SubmittedDag(Struct, frozen=True):
+class CreatedDag(Struct, frozen=True):
     dag: Dag
     #: By the keys of the request.
     tasks: Mapping[str, str]
@@ -44,7 +44,7 @@ class SubmittedDag(Struct, frozen=True):
     check_body=new_tasks.check_dag_count,
     simplify=documents.dag,
 )
-async def submit_dag(engine: Engine, request: SubmitDag) -> SubmittedDag:
+async def submit_dag(engine: Engine, request: SubmitDag) -> CreatedDag:
     """Submit tasks that depend on each other by `key`, or on existing ones by id; all or nothing.
 
     200 with `"duplicate": true` if a DAG with this idempotency key exists.
@@ -62,12 +62,12 @@ async def submit_dag(engine: Engine, request: SubmitDag) -> SubmittedDag:
     )
     tasks = {key: task.id for key, task in submitted.tasks.items()}
     if submitted.duplicate:
-        return SubmittedDag(await engine.read.dag(submitted.id), tasks, submitted.tasks, duplicate=True)
+        return CreatedDag(await engine.read.dag(submitted.id), tasks, submitted.tasks, duplicate=True)
     dag_id = submitted.id
     if all(task.duplicate for task in submitted.tasks.values()):
         # All tasks existed before, so no DAG was created: return the DAG of the first task.
         dag_id = (await engine.read.task(next(iter(tasks.values())))).dag_id
-    return SubmittedDag(await engine.read.dag(dag_id), tasks, submitted.tasks)
+    return CreatedDag(await engine.read.dag(dag_id), tasks, submitted.tasks)
 
 
 class ListDags(DagFilter, frozen=True, kw_only=True):

@@ -89,7 +89,7 @@ async def end_slowdown(engine: Engine, request: ActByKey) -> None:
     await engine.slowdowns.end(request.key, reason=request.reason)
 
 
-class Pause(Act, frozen=True, kw_only=True):
+class PauseOrResume(Act, frozen=True, kw_only=True):
     type: Name | None = None
 
     def check(self) -> None:
@@ -104,14 +104,14 @@ class Paused(Struct, frozen=True):
 
 
 @operation("POST /v1/pause", Scope.OPERATE, repeatable=True, example={"type": "research"})
-async def pause(engine: Engine, request: Pause) -> Paused:
+async def pause(engine: Engine, request: PauseOrResume) -> Paused:
     """Stop claims of a type, or all claims. Running tasks continue."""
     await engine.pauses.pause(request.type, reason=request.reason)
     return Paused(request.type, paused=True)
 
 
 @operation("POST /v1/resume", Scope.OPERATE, repeatable=True, example={"type": "research"})
-async def resume(engine: Engine, request: Pause) -> Paused:
+async def resume(engine: Engine, request: PauseOrResume) -> Paused:
     """End a pause. Without a pause, nothing changes."""
     await engine.pauses.resume(request.type, reason=request.reason)
     return Paused(request.type, paused=False)

@@ -59,14 +59,14 @@ def check_dag(dag: NewDag) -> None:
 # What a server checks before it decodes tasks.
 
 
-class _Task(Struct, frozen=True, gc=False):
-    children: "tuple[_Task, ...]" = ()
+class _CountedTask(Struct, frozen=True, gc=False):
+    children: "tuple[_CountedTask, ...]" = ()
 
 
 class _Tasks(Struct, frozen=True):
-    tasks: tuple[_Task, ...] = ()
-    #: Of a single task.
-    children: tuple[_Task, ...] = ()
+    tasks: tuple[_CountedTask, ...] = ()
+    #: If the body is a single task, its children.
+    children: tuple[_CountedTask, ...] = ()
 
 
 _count = msgspec.json.Decoder(_Tasks).decode
@@ -89,7 +89,7 @@ def check_dag_count(body: bytes) -> None:
         check_dag_size(_number_of(_count(body).tasks), LARGEST_DAG)
 
 
-def _number_of(tasks: tuple[_Task, ...]) -> int:
+def _number_of(tasks: tuple[_CountedTask, ...]) -> int:
     return len(tasks) + sum(_number_of(task.children) for task in tasks if task.children)
 
 

@@ -80,7 +80,7 @@ class Operation(Struct, Generic[Req, Res], frozen=True, kw_only=True, dict=True,
 
     @cached_property
     def decoder(self) -> "msgspec.json.Decoder[Res]":
-        """Of responses, for clients."""
+        """What clients decode responses with."""
         return msgspec.json.Decoder(self.response)
 
     def may_repeat(self, request: Req) -> bool:

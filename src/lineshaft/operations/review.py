@@ -133,7 +133,7 @@ class Approve(Request, frozen=True, kw_only=True):
 
 
 class Decide(Approve, frozen=True, kw_only=True):
-    #: Of the task.
+    #: The id of the task.
     id: str
 
 

@@ -50,11 +50,11 @@ async def submit_task(engine: Engine, request: SubmitTask) -> Task:
     return replace(task, duplicate=True, mismatch=submitted.mismatch or UNSET)
 
 
-class Batch(Request, frozen=True, kw_only=True):
+class TaskBatch(Request, frozen=True, kw_only=True):
     tasks: Annotated[list[t.NewTask], Meta(min_length=1)]
 
 
-class SubmitBatch(Batch, frozen=True, kw_only=True):
+class SubmitBatch(TaskBatch, frozen=True, kw_only=True):
     idempotency_key: Header = None
 
     def check(self) -> None:
@@ -224,7 +224,7 @@ async def correct_cost(engine: Engine, request: CorrectCost) -> Task:
     return await engine.read.task(request.id)
 
 
-class Rerun(ActById, frozen=True, kw_only=True):
+class RerunTask(ActById, frozen=True, kw_only=True):
     #: Completed, dead-lettered and cancelled tasks below it run again too, after it.
     downstream: bool = False
     #: Tasks that depend on it and are running stop, and run again after it.
@@ -239,7 +239,7 @@ class Rerun(ActById, frozen=True, kw_only=True):
     codes=("not_found", "invalid_transition", "already_exists", "dependents_running", "cycle_detected"),
     example={"downstream": True, "reason": "the parser was fixed"},
 )
-async def rerun_task(engine: Engine, request: Rerun) -> Task:
+async def rerun_task(engine: Engine, request: RerunTask) -> Task:
     """Run a COMPLETED task again; tasks that depend on it and haven't begun wait for it again.
 
     Its completed attempt is kept with its output. Attempts start at 0, cost adds up, and its DAG opens again.

@@ -248,7 +248,7 @@ def _meta(box: Box, room: float = math.inf) -> str:
 
 
 def _bar(box: Box) -> str:
-    """Of a group the share of each state; of a running task its progress."""
+    """The bar below a group is the share of each state, that below a running task its progress."""
     x, width = 10.0, layout.WIDTH - 20.0
     top = layout.HEIGHT - _BAR_HEIGHT - 3
     shape = f'y="{top:g}" height="{_BAR_HEIGHT:g}"'

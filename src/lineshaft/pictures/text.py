@@ -10,7 +10,7 @@ from lineshaft.model.printable import printable
 #: Not allowed in XML, even escaped. Control characters are replaced by `printable`.
 _NOT_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _NARROW, _WIDE_LETTERS = frozenset("fijlrtI.,:;'|!()[]{}/\\ -"), frozenset("mwMW@%")
-#: Of a text whose end is cut off.
+#: It ends a text that is cut off.
 _ELLIPSIS = "…"
 #: How much wider bold letters are.
 _BOLD = 1.15

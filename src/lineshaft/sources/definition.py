@@ -24,7 +24,7 @@ from lineshaft.types.sources import DEFINED, NewSource, SourceKind, definition_o
 MAX_NAME = 200
 MAX_KEY = 1_000
 MAX_OPEN = 10_000
-#: Of event sources.
+#: The limits of event sources.
 DEFAULT_MAX_OPEN, DEFAULT_PER_MINUTE = 1_000, 1_000
 MAX_PER_MINUTE = 10_000
 MAX_REPLAY_WINDOW_SEC = 30 * 86_400.0

@@ -60,7 +60,7 @@ class Budget:
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self._steps = steps
         self._look_at = steps - _LOOK_EVERY
-        # Of this thread: on a busy machine an expression isn't at fault.
+        # The time of this thread: on a busy machine an expression isn't at fault.
         self._ends_at = time.thread_time() + MAX_CPU_SEC
 
     def spend(self, steps: int) -> None:

@@ -64,7 +64,7 @@ def scan(root: Path, patterns: Sequence[str]) -> Iterator[FoundFile]:
 
 
 def digest(root: Path, path: str) -> str | None:
-    """Of the content; None: it can't be read, or has become a link."""
+    """The digest of the content; None: it can't be read, or has become a link."""
     hashed = hashlib.sha256()
     try:
         descriptor = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

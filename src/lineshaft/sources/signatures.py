@@ -112,7 +112,7 @@ def _check_hex(given: str, prefix: str, expected: str) -> None:
 
 
 def _check_token(given: str, secret: str) -> None:
-    # Of digests, so that the time doesn't depend on the length either.
+    # Digests are compared, so that the time doesn't depend on the length either.
     digests = [hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, secret)]
     if not hmac.compare_digest(*digests):
         raise SignatureError("the token doesn't match")

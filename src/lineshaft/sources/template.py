@@ -11,7 +11,7 @@ import msgspec
 
 from lineshaft.sources.expressions import MAX_CHARACTERS, Budget, Expression, ExpressionError
 
-#: Of a template.
+#: The limits of a template.
 MAX_DEPTH = 30
 MAX_EXPRESSIONS = 500
 MAX_BYTES = 256 << 10

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from lineshaft.agent.context import context_of
 from lineshaft.agent.execution import Execution, Host
-from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze, Verdict, encoded, of_exception, of_value
+from lineshaft.agent.outcome import Cancel, Fail, OutcomeKind, Result, Snooze, encoded, of_exception, of_value
 from lineshaft.agent.task_type import TaskType
 from lineshaft.agent.threads import Threads
 from lineshaft.client.backend import Backend
@@ -156,7 +156,7 @@ class InlineBench:
         if isinstance(value, Cancel | Fail | Snooze):
             raise value
         outcome = of_value(value, execution.artifacts)
-        if outcome.verdict is Verdict.FAIL:
+        if outcome.kind is OutcomeKind.FAIL:
             raise Fail(outcome.error, outcome.category)
         self.artifacts = [] if outcome.artifacts is None else msgspec.json.decode(outcome.artifacts)
         data = outcome.output or b"null"
@@ -194,7 +194,7 @@ def _past(task: ClaimedTask, error: BaseException, cost_usd: Decimal) -> PastAtt
         instance=None,
         model=task.model,
         outcome="released" if outcome.is_postponed else "failed",
-        category=outcome.category if outcome.verdict is Verdict.FAIL else None,
+        category=outcome.category if outcome.kind is OutcomeKind.FAIL else None,
         error=outcome.error or None,
         started_at=task.claimed_at,
         ended_at=datetime.now(UTC),

@@ -34,7 +34,7 @@ class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     #: None: every type that matches its capabilities.
     types: _Names | None = None
     models_available: _Names = ()
-    #: Of the program that it runs; recorded with each attempt.
+    #: The version of the program that it runs; recorded with each attempt.
     version: Annotated[str, Meta(min_length=1, max_length=MAX_VERSION)] | None = None
     max_concurrent_tasks: int = 3
     budget_usd: Decimal | float | None = None
@@ -52,7 +52,7 @@ class InstanceInfo(Struct, frozen=True, kw_only=True):
     instance: str
     incarnation: int
     host: str | None
-    #: Of the program that it runs; None: not declared.
+    #: The version of the program that it runs; None: not declared.
     version: str | None
     #: active, draining or offline.
     status: str
@@ -83,7 +83,7 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     #: None: every type that matches its capabilities.
     types: list[str] | None
     models_available: list[str]
-    #: Of the newest instance.
+    #: What the newest instance declares.
     version: str | None = None
     max_concurrent_tasks: int
     current_tasks: int
@@ -94,12 +94,12 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     reserved_usd: Decimal
     #: active, draining or offline; set by hand, otherwise active while one of its instances is.
     status: str
-    #: Of any instance; None: no instance is known any more.
+    #: The last one of any instance; None: no instance is known any more.
     last_heartbeat: datetime | None
     poll_interval_sec: float
     claim_ttl_sec: float
     heartbeat_interval_sec: float
-    #: Of the newest instance.
+    #: The newest instance.
     incarnation: int
     registered_at: datetime
     #: The newest first. Of those that are offline, only the newest.

@@ -19,9 +19,9 @@ class Event(JsonStruct, frozen=True):
     agent_id: str | None
     epoch: int | None
     data_json: Raw = field(name="data", default_factory=null)
-    #: Of the task; None: the event is about something else, or the task was deleted.
+    #: The type of the task; None: the event is about something else, or the task was deleted.
     type: str | None = None
-    #: Of the task, or of the DAG.
+    #: The title of the task, or of the DAG.
     title: str | None = None
 
     @cached_property

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 VelocityAction = Literal["stop", "pause"]
-#: Of a new installation.
+#: What a new installation has.
 DEFAULT_JUDGE_MAX_COST = Decimal("0.05")
 
 #: The setting that each limit may come from.

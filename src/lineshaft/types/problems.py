@@ -27,13 +27,13 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: The same request may succeed later without a change. Always sent, even if false.
     retryable: bool | None = None
     request_id: str | None = None
-    #: Of invalid_input, cycle_detected and dependency_not_found: every fault that was found.
+    #: Every fault that was found, with invalid_input, cycle_detected and dependency_not_found.
     errors: tuple[Fault, ...] | None = None
-    #: Of cycle_detected: each of these depends on the next.
+    #: With cycle_detected: each of these depends on the next.
     cycle: tuple[str, ...] | None = None
-    #: Of not_claimable: as in `why`.
+    #: With not_claimable: the reasons, as in `why`.
     reasons: tuple[Reason, ...] | None = None
-    #: Of invalid_transition on a dead letter that is already resolved: how, and by whom.
+    #: With invalid_transition on a dead letter that is already resolved: how, and by whom.
     resolution: str | None = None
     reviewer: str | None = None
 

@@ -33,7 +33,7 @@ WaitSeconds = Annotated[float, Meta(ge=0, le=MAX_WAIT_SEC)]
 Types = Annotated[list[Name], Meta(max_length=1_000)]
 
 
-class View(StrEnum):
+class BatchView(StrEnum):
     """How much a batch returns."""
 
     #: What the single call returns, with full task objects.
@@ -50,7 +50,7 @@ class Batch(Request, Generic[I], frozen=True, kw_only=True):
 
 
 class ViewedBatch(Batch[I], Generic[I], frozen=True, kw_only=True):
-    view: View = View.FULL
+    view: BatchView = BatchView.FULL
 
 
 class ClaimBatch(ViewedBatch[I], Generic[I], frozen=True, kw_only=True):
@@ -338,7 +338,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
-    #: Of a failed or rate limited attempt: seconds until the next one is due. None if the call is repeated.
+    #: Seconds until the next attempt, if this one failed or was rate limited. None if the call is repeated.
     retry_in_sec: float | None = None
     #: Why the attempt failed, also if its output was rejected. None if the call is repeated.
     failure_reason: str | None = None
@@ -367,8 +367,8 @@ class RecordStep(Spending, frozen=True, kw_only=True):
     data_ref: str | None = None
     #: The cost of this step alone; `cost_usd` is the cost of the whole attempt so far.
     step_cost_usd: Decimal | float = 0
-    #: Of the step's arguments, in any form; later claims get it to compare. A result with another digest
-    #: under a later claim replaces the recorded one. null: every call of the step matches.
+    #: A digest of the step's arguments, in any form; later claims get it to compare. A result with another
+    #: one under a later claim replaces the recorded one. null: every call of the step matches.
     digest: str | None = None
 
     def step(self, claim: ClaimRef, name: str) -> w.NewStep:

@@ -63,27 +63,27 @@ class ShownFields(Struct, frozen=True, kw_only=True):
     #: The most unfinished tasks or DAGs of this source.
     max_open: int | UnsetType | None = UNSET
     overlap: str | UnsetType = UNSET
-    #: Of a schedule.
+    #: When a schedule fires.
     cron: str | UnsetType | None = UNSET
     every_sec: float | UnsetType | None = UNSET
     timezone: str | UnsetType = UNSET
     catch_up: str | UnsetType = UNSET
     jitter_sec: float | UnsetType = UNSET
-    #: Of a webhook.
+    #: How a webhook's deliveries are verified.
     verify: ShownVerification | UnsetType = UNSET
     #: For so long, a webhook's delivery with a known body is a repeated one, whatever its id; 0: never.
     replay_window_sec: float | UnsetType = UNSET
-    #: Of files.
+    #: What a file source watches.
     root: str | UnsetType = UNSET
     patterns: list[str] | UnsetType = UNSET
     debounce_ms: int | UnsetType = UNSET
-    #: Of files and events.
+    #: What file and event sources fire for.
     on: list[str] | UnsetType = UNSET
-    #: Of an event source: `dag.*` events of tasks that were submitted on their own count, too.
+    #: Whether `dag.*` events of tasks that were submitted on their own count for an event source, too.
     single: bool | UnsetType = UNSET
-    #: Of an event source: how much it creates in a minute; later events wait.
+    #: How much an event source creates in a minute; later events wait.
     max_per_minute: int | UnsetType = UNSET
-    #: Of an observer.
+    #: What an observer counts, and when it fires.
     window_sec: float | UnsetType = UNSET
     group_by: str | UnsetType = UNSET
     failure_rate: float | UnsetType = UNSET
@@ -117,7 +117,7 @@ class Source(ShownFields, frozen=True, kw_only=True):
     updated_at: datetime
     #: The person or token that last changed it by hand; null: unknown, or a file or a program did.
     updated_by: str | None
-    #: Of a schedule: when it fires next.
+    #: When a schedule fires next.
     next_at: datetime | None
     last_fired_at: datetime | None
     last_outcome: FiringOutcome | None
@@ -177,7 +177,7 @@ def escaped(value: Any) -> Any:
     return [escaped(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-#: Of a definition, besides the fields that can be changed.
+#: Fields of a definition, besides those that can be changed.
 _IDENTITY = ("name", "kind")
 DEFINED = (*_IDENTITY, *ShownFields.__struct_fields__)
 

@@ -102,7 +102,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     #: Its name among the tasks of its DAG, as submitted.
     key: str | None
     parent_id: str | None
-    #: Of a task with a parent: what its dead letter does to the DAG, `block` or `ignore`.
+    #: What a dead letter of a task with a parent does to the DAG, `block` or `ignore`.
     on_failure: str | None
     idempotency_key: str | None
     #: How long after its completion the key is free again; None: never.
@@ -164,9 +164,9 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     created_by_token: str | None
     created_at: datetime
     ready_at: datetime | None
-    #: Of the first attempt.
+    #: When the first attempt started.
     first_started_at: datetime | None
-    #: Of the current or last attempt.
+    #: When the current or last attempt started.
     started_at: datetime | None
     #: When the task ended, in whatever state.
     ended_at: datetime | None

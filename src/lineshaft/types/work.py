@@ -30,17 +30,17 @@ NOTHING = Decimal(0)
 SPAWN_STEP = "spawn:"
 
 
-#: Of one report: sums over many fit into the database.
+#: What one report may say: sums over many fit into the database.
 MOST_TOKENS = 10**15
 MOST_COST = Decimal(1_000_000)
 
 
 MAX_PROGRESS_BYTES = 64 << 10
-#: Of the inputs that come with a claimed task, together: as they are stored. One output is always smaller.
+#: What comes with a claimed task as inputs, together, as they are stored. One output is always smaller.
 MAX_INPUT_BYTES = 64 << 20
 #: Characters of an error that are kept.
 MAX_ERROR = 10_000
-#: Of a traceback the end is kept: it names the place and the error.
+#: How much of the end of a traceback is kept: it names the place and the error.
 MAX_TRACEBACK_BYTES = 16 << 10
 
 
@@ -215,11 +215,11 @@ class NewStep(Struct, frozen=True):
     name: str
     #: The result, as JSON.
     data: bytes
-    #: Of this step alone.
+    #: What this step alone has cost.
     cost_usd: Decimal = NOTHING
     #: By the whole attempt since its claim.
     spent: Spent = UNREPORTED
-    #: Of its arguments; None: every call of the step matches.
+    #: A digest of its arguments; None: every call of the step matches.
     digest: str | None = None
 
     def __post_init__(self) -> None:
@@ -287,7 +287,7 @@ class Moved(msgspec.Struct, frozen=True):
     id: str
     status: Status | None
     error: LineshaftError | None = None
-    #: Of a failed or rate limited attempt: seconds until the next one is due. None if the call is repeated.
+    #: Seconds until the next attempt, if this one failed or was rate limited. None if the call is repeated.
     retry_in_sec: float | None = None
     #: Why the attempt failed, also if its output was rejected. None if the call is repeated.
     failure_reason: str | None = None
@@ -399,7 +399,7 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     attempts: int
     rate_limits: int
-    #: Of earlier attempts.
+    #: What earlier attempts have cost.
     cost_usd: Decimal
     limit_sec: float
     heartbeat_interval_sec: float

@@ -8,7 +8,7 @@ from lineshaft.errors import InvalidInputError
 #: Characters of a document, and values in it: far more than one call accepts.
 MAX_CHARACTERS = 64 << 20
 MAX_VALUES = 1_000_000
-#: Of a number, about 4,000 digits: Python refuses to write longer ones as text.
+#: The longest number, about 4,000 digits: Python refuses to write longer ones as text.
 _MAX_BITS = 13_000
 
 

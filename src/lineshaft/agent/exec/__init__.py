@@ -8,7 +8,7 @@
 `lineshaft.guardian` ends the programs of an agent that was killed.
 """
 
-from lineshaft.agent.exec.account import Account
+from lineshaft.agent.exec.account import UnixAccount
 from lineshaft.agent.exec.command import Command
 
-__all__ = ["Account", "Command"]
+__all__ = ["Command", "UnixAccount"]

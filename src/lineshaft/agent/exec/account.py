@@ -16,14 +16,14 @@ _BECOME = (
 )
 
 
-class Account(Struct, frozen=True):
+class UnixAccount(Struct, frozen=True):
     name: str
     uid: int
     gid: int
     home: str
 
     @classmethod
-    def find(cls, name: str) -> "Account":
+    def find(cls, name: str) -> "UnixAccount":
         """The account to run programs under; raises unless this process may change to it."""
         try:
             entry = pwd.getpwnam(name)

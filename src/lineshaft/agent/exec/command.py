@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct, field
 
 from lineshaft.agent.context import TaskContext, execution_of
-from lineshaft.agent.exec.account import Account
+from lineshaft.agent.exec.account import UnixAccount
 from lineshaft.agent.exec.files import attempt_files, delete_left_behind
 from lineshaft.agent.exec.messages import Conversation
 from lineshaft.agent.exec.process import AGENT_FD, Inflow, Process
@@ -66,7 +66,7 @@ class Command(Struct, frozen=True):
     #: Variables of the agent that commands get in addition to the usual ones.
     pass_env: Sequence[str] = ()
     #: The account that commands run under; None: the agent's.
-    account: Account | None = None
+    account: UnixAccount | None = None
     #: Seconds; None: only the task's own limit applies.
     time_limit_sec: float | None = None
     #: Between SIGTERM and SIGKILL.

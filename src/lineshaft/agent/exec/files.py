@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lineshaft.agent.context import TaskContext, execution_of
-from lineshaft.agent.exec.account import Account
+from lineshaft.agent.exec.account import UnixAccount
 from lineshaft.agent.outcome import Fail
 from lineshaft.client.artifacts import Artifacts
 from lineshaft.client.large_data import patiently
@@ -33,7 +33,7 @@ MAX_FILES = 1_000
 
 
 class AttemptFiles:
-    def __init__(self, folder: Path, account: Account | None) -> None:
+    def __init__(self, folder: Path, account: UnixAccount | None) -> None:
         self._account = account
         self._inputs, self._outputs = folder / "inputs", folder / "outputs"
 
@@ -107,7 +107,7 @@ async def _upload(ctx: TaskContext, name: str, file: BinaryIO) -> None:
 
 
 @asynccontextmanager
-async def attempt_files(account: Account | None) -> AsyncIterator[AttemptFiles]:
+async def attempt_files(account: UnixAccount | None) -> AsyncIterator[AttemptFiles]:
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=_PREFIX))
     lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

@@ -51,7 +51,7 @@ class AgentEntry(Struct, frozen=True):
 
     @property
     def versions(self) -> list[str]:
-        """Of the live processes; of an agent without one, of the last."""
+        """What the live processes run; without one, what the last one ran."""
         shown = self.live or self.agent.instances[:1]
         return list(dict.fromkeys(each.version for each in shown if each.version is not None))
 
@@ -67,7 +67,7 @@ class AgentEntry(Struct, frozen=True):
 
     @property
     def used(self) -> Decimal:
-        """Of its budget, 0 to 1."""
+        """The used part of its budget, 0 to 1."""
         budget = self.agent.budget_usd
         if not budget:
             return Decimal(1)

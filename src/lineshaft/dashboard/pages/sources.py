@@ -288,7 +288,7 @@ async def _source_view(visit: Visit, *, definition: str = "", event: str = "") -
         "times": times,
         "definition": definition or written(found.definition()),
         "event": event or _written_event(_first_event(visit, found)),
-        # Of the definition that the person began to edit, also after a dry run or a fault.
+        # The version that the person began to edit, also after a dry run or a fault.
         "version": visit.form.get("version") or found.version,
         "differences": None,
         "dry": None,

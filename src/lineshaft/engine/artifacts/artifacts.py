@@ -133,12 +133,12 @@ class _Upload:
         elif self._key is not None:
             with contextlib.suppress(FileNotFoundError):
                 await self._store.promote(self._key, key)
-        found = await self._store.size(key)
-        if found is None:
+        stored = await self._store.size(key)
+        if stored is None:
             raise StoreUnavailableError("The content was deleted while it was uploaded. Upload it again.")
-        if found != self.size:
+        if stored != self.size:
             raise LineshaftError(
-                f"The artifact store, {self._store.describe()}, has {found} bytes under {key} in place of "
+                f"The artifact store, {self._store.describe()}, has {stored} bytes under {key} in place of "
                 f"{self.size}. Delete that object and upload the artifact again."
             )
 
@@ -195,9 +195,9 @@ class ArtifactRegistry:
                 "task_id": task_id,
             }
             while True:
-                found = await self._begin(upload)
-                await upload.store(exists=found.stored)
-                values["incarnation"] = found.incarnation
+                content = await self._begin(upload)
+                await upload.store(exists=content.stored)
+                values["incarnation"] = content.incarnation
                 made = await self._database.run(lambda own: self._end(own, values))
                 if made is not None:
                     return made
@@ -216,15 +216,15 @@ class ArtifactRegistry:
         """The agent that holds a task; None: none does."""
         refuse_unstorable(task_id=[task_id])
         async with self._database.connection() as connection:
-            found = await fetch_column(connection, _SQL["holder"], {"task_id": task_id})
-        return found[0] if found else None
+            holders = await fetch_column(connection, _SQL["holder"], {"task_id": task_id})
+        return holders[0] if holders else None
 
     async def _begin(self, upload: _Upload) -> _Content:
         parameters = {**self._database.now, "sha256": upload.sha256, "size": upload.size}
         async with self._database.connection() as connection:
-            found = await fetch_row(connection, _Content, _SQL["begin_upload"], parameters)
-        assert found is not None  # noqa: S101 - the statement always returns one
-        return found
+            content = await fetch_row(connection, _Content, _SQL["begin_upload"], parameters)
+        assert content is not None  # noqa: S101 - the statement always returns one
+        return content
 
     async def _end(self, connection: Connection, values: dict[str, Any]) -> Artifact | None:
         """The new artifact. None: its content was deleted since the upload began."""
@@ -239,10 +239,10 @@ class ArtifactRegistry:
 
     async def get(self, ref: str) -> Artifact:
         name = artifact_id(ref)
-        found = await self.find([name])
-        if name not in found:
+        by_id = await self.find([name])
+        if name not in by_id:
             raise NotFoundError(f"There is no artifact {name!r}. It may have been deleted.")
-        return found[name]
+        return by_id[name]
 
     async def find(self, ids: Sequence[str]) -> dict[str, Artifact]:
         refuse_unstorable(id=ids)
@@ -351,19 +351,19 @@ class ArtifactRegistry:
                 "limit": limit,
             }
             async with self._database.connection() as connection:
-                found = await fetch_rows(connection, _Old, _SQL["read_old"], parameters)
-            if candidates := [each for each in found if each.is_unused]:
+                page = await fetch_rows(connection, _Old, _SQL["read_old"], parameters)
+            if candidates := [each for each in page if each.is_unused]:
                 deleted += await self._delete_candidates(candidates, older_than_sec)
-            if len(found) < limit:
+            if len(page) < limit:
                 return deleted
-            after = found[-1]
+            after = page[-1]
 
-    async def _delete_candidates(self, found: Sequence[_Old], older_than_sec: float) -> int:
+    async def _delete_candidates(self, candidates: Sequence[_Old], older_than_sec: float) -> int:
         async def work(connection: Connection) -> int:
             values = {**self._database.now, "older_than": older_than_sec}
-            values["digests"] = sorted({each.sha256 for each in found})
+            values["digests"] = sorted({each.sha256 for each in candidates})
             await fetch_column(connection, _SQL["lock_contents"], values)
-            values["ids"] = [each.id for each in found]
+            values["ids"] = [each.id for each in candidates]
             values["ids"] = await fetch_column(connection, _SQL["lock_artifacts"], values)
             gone = await fetch_column(connection, _SQL["delete_unreferenced"], values)
             await connection.execute(_SQL["mark_unused"], values)

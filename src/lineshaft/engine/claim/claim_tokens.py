@@ -74,7 +74,7 @@ class ClaimKey:
     async def _read(self, connection: Connection) -> bytes:
         found = await fetch_value(connection, _SQL["read_claim_key"], {})
         if found is None:
-            # Of two servers that create one, both read the key that was stored.
+            # If two servers create one, both read the key that was stored.
             await connection.execute(_SQL["create_claim_key"], {"key": secrets.token_bytes(_KEY_BYTES)})
             found = await fetch_value(connection, _SQL["read_claim_key"], {})
         return bytes(found)

@@ -188,10 +188,10 @@ class Claims:
             except _OutdatedError:
                 looked = None
         async with self._database.connection() as connection:
-            found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns([last]))
-        if not found:
+            holders = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns([last]))
+        if not holders:
             return Claim()
-        (holder,) = found
+        (holder,) = holders
         return await self._claim_current(
             holder.agent_id, holder.incarnation, limit=1, types=types, start=True, looked=looked, follows=last
         )
@@ -283,9 +283,9 @@ class Claims:
         while True:
             rounds += 1
             parameters["limit"] = limit - len(tasks)
-            found = await self._claim_and_report(parameters)
-            tasks += found.tasks
-            outcome = found.outcome
+            round_ = await self._claim_and_report(parameters)
+            tasks += round_.tasks
+            outcome = round_.outcome
             stranded.update(outcome.stranded)
             missed = missed or outcome.missed
             if len(tasks) == limit or rounds == _ROUNDS:
@@ -308,13 +308,13 @@ class Claims:
         return await self._upkeep.promote_for_claim(_PROMOTED_AT_ONCE)
 
     async def _claim_and_report(self, parameters: dict[str, Any]) -> _Round:
-        found = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
-        if found.outcome.is_uncapped:
-            types = {task.type for task in found.tasks if task.max_cost_usd is None and not task.outdated}
+        round_ = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        if round_.outcome.is_uncapped:
+            types = {task.type for task in round_.tasks if task.max_cost_usd is None and not task.outdated}
             # The tasks are claimed, whether this works or not.
             with contextlib.suppress(UnavailableError):
                 await self._types.report_uncapped(parameters["agent_id"], types)
-        return found
+        return round_
 
     async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
         """Correct and release tasks whose limits are out of date; raises if no other is left.
@@ -362,15 +362,15 @@ class Claims:
     ) -> Claim:
         """Claim this task, whatever its place in the queue; or raise why it can't be claimed."""
         parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
-        found = await self._claim_and_report(parameters)
-        if not found.tasks and found.outcome.due and await self._upkeep.promote_for_claim(1, task_id):
-            found = await self._claim_and_report(parameters)
+        round_ = await self._claim_and_report(parameters)
+        if not round_.tasks and round_.outcome.due and await self._upkeep.promote_for_claim(1, task_id):
+            round_ = await self._claim_and_report(parameters)
         try:
-            await self._give_back_outdated(found.tasks)
+            await self._give_back_outdated(round_.tasks)
         except _OutdatedError:
-            found = await self._claim_and_report(parameters)
-        tasks, stranded = found.tasks, set(found.outcome.stranded)
-        if not tasks and found.outcome.probe_due:
+            round_ = await self._claim_and_report(parameters)
+        tasks, stranded = round_.tasks, set(round_.outcome.stranded)
+        if not tasks and round_.outcome.probe_due:
             tasks = await self._claim_probes(parameters, stranded)
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
@@ -379,13 +379,13 @@ class Claims:
             # If its deadline has passed, the reason is that it is CANCELLED.
             await self._upkeep.expire_task(task_id)
             raise await self._why_not(task_id, agent_id, incarnation)
-        return await self._with_history(Claim(tasks, slowdown_until=found.outcome.slowdown_until))
+        return await self._with_history(Claim(tasks, slowdown_until=round_.outcome.slowdown_until))
 
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
         """The agents that made these claims, also where they have ended. Unknown claims are missing."""
         async with self._database.connection() as connection:
-            found = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns(claims))
-        return {ClaimRef(row.id, row.epoch): row.agent_id for row in found}
+            holders = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns(claims))
+        return {ClaimRef(row.id, row.epoch): row.agent_id for row in holders}
 
     async def existing(self, task_ids: Sequence[str]) -> set[str]:
         """Those of these tasks that exist."""
@@ -422,15 +422,15 @@ class Claims:
         tasks: list[ClaimedTask] = []
         for _ in range(_ROUNDS):
             try:
-                found = await self._database.run_alone(lambda own: self._claim_probe(own, parameters))
+                round_ = await self._database.run_alone(lambda own: self._claim_probe(own, parameters))
             except _ProbeTakenError:
                 break
-            if found is None:
+            if round_ is None:
                 break
-            tasks += found.tasks
-            stranded.update(found.outcome.stranded)
+            tasks += round_.tasks
+            stranded.update(round_.outcome.stranded)
             # Parked tasks made room for others, as in any claim.
-            if len(tasks) == parameters["limit"] or not (found.tasks or found.outcome.again):
+            if len(tasks) == parameters["limit"] or not (round_.tasks or round_.outcome.again):
                 break
         return tasks
 
@@ -440,12 +440,14 @@ class Claims:
             probing = {key for (key,) in rows}
             if not probing:
                 return None
-            found = await self._claim_once(connection, {**parameters, "limit": 1, "probing": sorted(probing)})
-            for task in found.tasks:
+            round_ = await self._claim_once(
+                connection, {**parameters, "limit": 1, "probing": sorted(probing)}
+            )
+            for task in round_.tasks:
                 keys = probing & {task.type, f"{MODEL}{task.model}"}
                 if not await self._breakers.start_probe(connection, task.id, keys):
                     raise _ProbeTakenError
-        return found
+        return round_
 
     async def _turn(self) -> None:
         """Leave the dead index entries of past claims behind; see the table `generation`."""
@@ -514,8 +516,8 @@ class Claims:
                 # The output of a cancelled task is None.
                 claim.inputs.update({row.id: row.output for row in rows})
             if artifacts:
-                found = await read_artifacts(connection, artifacts)
-                claim.artifacts.update({name: InputArtifact.of(each) for name, each in found.items()})
+                by_id = await read_artifacts(connection, artifacts)
+                claim.artifacts.update({name: InputArtifact.of(each) for name, each in by_id.items()})
 
 
 def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
@@ -532,7 +534,7 @@ def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
 
 
 def _artifact_ids(spec: msgspec.Raw) -> list[str]:
-    """Of the artifacts in `context_refs`."""
+    """The ids of the artifacts in `context_refs`."""
     if b'"context_refs"' not in bytes(spec):
         return []
     refs: list[str] = msgspec.json.decode(spec).get("context_refs", [])

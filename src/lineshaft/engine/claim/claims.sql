@@ -569,7 +569,7 @@ SELECT key FROM due WHERE pg_try_advisory_xact_lock(hashtextextended('lineshaft.
 SELECT id FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
 
 -- name: claim_holders
--- Of claims that are held, that ended their task, or that ended as an attempt.
+-- The holders of claims that are held, that ended their task, or that ended as an attempt.
 SELECT DISTINCT ON (input.id, input.epoch) input.id, input.epoch, coalesce(live.agent_id, ended.agent_id, attempt.agent_id) AS agent_id,
     coalesce(live.incarnation, ended.incarnation, attempt.incarnation) AS incarnation
 FROM unnest(%(ids)s::text[], %(epochs)s::integer[]) AS input (id, epoch)

@@ -22,7 +22,7 @@ SELECT
         )
         OR coalesce(clock.daily AND clock.midnight > %(since)s::timestamptz, false) AS opened
 FROM (
-    -- Of today, in UTC.
+    -- The day is that of UTC.
     SELECT now, date_trunc('day', now AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS midnight,
         (SELECT daily_budget_usd IS NOT NULL FROM lineshaft.limits) AS daily
     FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS given

@@ -8,14 +8,14 @@ VALUES (%(name)s::text, %(cursor)s::text, coalesce(%(now)s::timestamptz, now()))
 ON CONFLICT (name) DO NOTHING
 
 -- name: advance
--- Of several nodes that read the same events, one moves the cursor, and only that one stores notices.
+-- If several nodes read the same events, one moves the cursor, and only that one stores notices.
 UPDATE lineshaft.destination
 SET cursor = %(cursor)s::text, read_at = coalesce(%(now)s::timestamptz, now())
 WHERE name = %(name)s::text AND cursor = %(known)s::text
 RETURNING name
 
 -- name: dags_of_sources
--- Of these DAGs, also of tasks on their own, those that these sources created. By source_work_of_dag.
+-- Those of these DAGs, also of tasks on their own, that these sources created. By source_work_of_dag.
 SELECT DISTINCT work.dag_id
 FROM unnest(%(dag_ids)s::text[]) AS wanted (dag_id)
 CROSS JOIN LATERAL (SELECT dag_id, source_id FROM lineshaft.source_work WHERE source_work.dag_id = wanted.dag_id OFFSET 0) AS work

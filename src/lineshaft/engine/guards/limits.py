@@ -71,7 +71,7 @@ class _ServerRow(Struct, frozen=True):
     limits: bytes
 
 
-class _State(Struct):
+class _LimitsState(Struct):
     """The limits, and where each of them comes from."""
 
     row: _LimitsRow
@@ -82,7 +82,7 @@ class _State(Struct):
     changes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: _LimitsRow) -> "_State":
+    def of(cls, row: _LimitsRow) -> "_LimitsState":
         return cls(row, msgspec.json.decode(row.applied), msgspec.json.decode(row.by_hand))
 
     def is_by_hand(self, name: str) -> bool:
@@ -123,7 +123,7 @@ class InstallationLimits:
         async with self._database.connection() as connection:
             (row,) = await fetch_rows(connection, _ReadRow, _SQL["read_limits"], self._database.now)
             servers = await self._servers(connection)
-        state = _State.of(row)
+        state = _LimitsState.of(row)
         values = asdict(row)
         return Limits(
             **{
@@ -185,7 +185,7 @@ class InstallationLimits:
             return
         act = {"actor": "settings"} if server is None else {"actor": "settings", "server": server}
 
-        async def work(connection: Connection) -> _State:
+        async def work(connection: Connection) -> _LimitsState:
             state = await self._lock(connection)
             for name in [name for name in state.by_hand if server is not None and state.replaced(name)]:
                 state.set_by_hand(name, _stored(name, state.by_hand[name][0]))
@@ -199,11 +199,11 @@ class InstallationLimits:
 
         _log_applied(await self._database.run(work), checked, server)
 
-    async def _lock(self, connection: Connection) -> _State:
+    async def _lock(self, connection: Connection) -> _LimitsState:
         (row,) = await fetch_rows(connection, _LimitsRow, _SQL["lock_limits"], {})
-        return _State.of(row)
+        return _LimitsState.of(row)
 
-    async def _write(self, connection: Connection, state: _State, act: Mapping[str, Any]) -> None:
+    async def _write(self, connection: Connection, state: _LimitsState, act: Mapping[str, Any]) -> None:
         values = asdict(state.row) | state.changes
         values |= {
             "applied": msgspec.json.encode(state.applied).decode(),
@@ -221,7 +221,7 @@ class InstallationLimits:
             await wake_all(connection)
 
 
-def _log_applied(state: _State, values: Mapping[str, Any], server: str | None) -> None:
+def _log_applied(state: _LimitsState, values: Mapping[str, Any], server: str | None) -> None:
     changed = state.changed
     for name, change in changed.items():
         _log.warning(

@@ -57,13 +57,13 @@ class _Declaration(NamedTuple):
     defaults: bytes
 
 
-class _Ended(NamedTuple):
+class _EndedDeclaration(NamedTuple):
     agent_id: str
     type: str
     version: str
 
 
-class _TypeRow(NamedTuple):
+class _DefaultsRow(NamedTuple):
     type: str
     limits: bytes
     set_by_hand: bytes
@@ -74,13 +74,13 @@ class _Served(NamedTuple):
     agents: list[str]
 
 
-class _State(NamedTuple):
+class _StoredDefaults(NamedTuple):
     """What the database says about some types."""
 
     by_hand: dict[str, TypeDefaults]
     #: The limits that apply.
     limits: dict[str, TypeLimits]
-    #: Of each agent, the newest version first.
+    #: What each agent declares, the newest version first.
     declared: dict[str, list[Declared]]
 
     def effective(self, type_: str) -> Effective:
@@ -116,9 +116,9 @@ class TaskTypes:
         before = {row.type: _decode(row.defaults) for row in known if row.version == running}
         after = {type_: defaults for type_, defaults in declared.items() if defaults != _NOTHING}
         new = {type_: defaults for type_, defaults in after.items() if before.get(type_) != defaults}
-        old = [_Ended(agent_id, type_, running) for type_ in before if type_ not in after]
+        old = [_EndedDeclaration(agent_id, type_, running) for type_ in before if type_ not in after]
         if any(row.version != running for row in known):
-            old += await fetch_rows(connection, _Ended, _SQL["ended"], asked)
+            old += await fetch_rows(connection, _EndedDeclaration, _SQL["ended"], asked)
         if not new and not old:
             return []
         await connection.execute(_SQL["lock_types"])
@@ -128,7 +128,7 @@ class TaskTypes:
         await self._withdraw(connection, old)
         return await self._settle(connection, {*new, *(row.type for row in old)}, agent_id=agent_id)
 
-    async def _withdraw(self, connection: Connection, old: Sequence[_Ended]) -> None:
+    async def _withdraw(self, connection: Connection, old: Sequence[_EndedDeclaration]) -> None:
         if old:
             agents, types, versions = map(list, zip(*old, strict=True))
             asked = {"agents": agents, "types": types, "versions": versions}
@@ -158,12 +158,12 @@ class TaskTypes:
         """Remove declarations of versions that were replaced, and of agents that are gone."""
         asked = {**self._database.now, "agent_id": None, "running": None}
         async with self._database.connection() as connection:
-            if not await fetch_rows(connection, _Ended, _SQL["ended"], asked):
+            if not await fetch_rows(connection, _EndedDeclaration, _SQL["ended"], asked):
                 return
 
         async def work(connection: Connection) -> list[str]:
             await connection.execute(_SQL["lock_types"])
-            old = await fetch_rows(connection, _Ended, _SQL["ended"], asked)
+            old = await fetch_rows(connection, _EndedDeclaration, _SQL["ended"], asked)
             await self._withdraw(connection, old)
             return await self._settle(connection, {row.type for row in old})
 
@@ -247,13 +247,13 @@ class TaskTypes:
             for name in sorted(names)
         ]
 
-    async def _read(self, connection: Connection, types: list[str] | None) -> _State:
-        rows = await fetch_rows(connection, _TypeRow, _SQL["read_types"], {"types": types})
+    async def _read(self, connection: Connection, types: list[str] | None) -> _StoredDefaults:
+        rows = await fetch_rows(connection, _DefaultsRow, _SQL["read_types"], {"types": types})
         declarations = await fetch_rows(connection, _Declaration, _SQL["declarations"], {"types": types})
         declared: dict[str, list[Declared]] = {}
         for row in declarations:
             declared.setdefault(row.type, []).append(Declared(row.agent_id, _decode(row.defaults)))
-        return _State(
+        return _StoredDefaults(
             {row.type: _decode(row.set_by_hand) for row in rows},
             {row.type: _decode_limits(row.limits) for row in rows},
             declared,
@@ -289,7 +289,7 @@ def read_uncapped(dsn: str) -> list[UncappedClaim]:
         return own.execute(_SQL["uncapped"], {"limit": _SHOWN}).fetchall()
 
 
-def _info(type_: str, state: _State, agents: list[str], uncapped: list[str]) -> TypeInfo:
+def _info(type_: str, state: _StoredDefaults, agents: list[str], uncapped: list[str]) -> TypeInfo:
     effective, declared = state.effective(type_), state.declared.get(type_, [])
     values = {name: getattr(effective.limits, name) for name in LIMITS_OF_TYPES}
     if effective.limits.retry is not None:

@@ -45,7 +45,7 @@ WHERE (%(agent_id)s::text IS NULL OR known.agent_id = %(agent_id)s::text)
   )
 
 -- name: declarations
--- Of these types, or of all.
+-- What agents declare for these types, or for all.
 SELECT type, agent_id, version, defaults FROM lineshaft.type_declaration
 WHERE %(types)s::text[] IS NULL OR type = ANY (%(types)s::text[])
 ORDER BY type, agent_id, declared_at DESC

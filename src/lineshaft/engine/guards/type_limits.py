@@ -39,7 +39,7 @@ class _Type(NamedTuple):
     limits: bytes
 
 
-class _Task(Struct, frozen=True):
+class _LimitedTask(Struct, frozen=True):
     id: str
     is_ready: bool
     required_capabilities: list[str]
@@ -47,7 +47,7 @@ class _Task(Struct, frozen=True):
     boost_per_minute: float
     max_cost_usd: Decimal | None
     max_total_cost_usd: Decimal | None
-    #: Of earlier attempts.
+    #: What earlier attempts have cost.
     cost_usd: Decimal
     preset: str
     open_limits: int
@@ -89,7 +89,7 @@ class LimitsOfTypes:
 
     async def _correct(self, type_: str, claimed: Sequence[ClaimedTask], connection: Connection) -> None:
         claims = {"ids": [task.id for task in claimed], "epochs": [task.epoch for task in claimed]}
-        rows = await fetch_rows(connection, _Task, _SQL["lock_claimed"], claims)
+        rows = await fetch_rows(connection, _LimitedTask, _SQL["lock_claimed"], claims)
         known = await fetch_row(connection, _Type, _SQL["read_type"], {"type": type_})
         if known is not None:
             await self._write(connection, type_, known, rows)
@@ -102,11 +102,13 @@ class LimitsOfTypes:
         before = self._progress.get(type_)
         after = before.task_id if before is not None and before.revision == known.revision else ""
         asked = {"type": type_, "after": after, "revision": known.revision, "limit": _BATCH}
-        rows = await fetch_rows(connection, _Task, _SQL["lock_waiting"], asked)
+        rows = await fetch_rows(connection, _LimitedTask, _SQL["lock_waiting"], asked)
         await self._write(connection, type_, known, rows)
         return _Progress(known.revision, rows[-1].id) if len(rows) == _BATCH else None
 
-    async def _write(self, connection: Connection, type_: str, known: _Type, rows: Sequence[_Task]) -> None:
+    async def _write(
+        self, connection: Connection, type_: str, known: _Type, rows: Sequence[_LimitedTask]
+    ) -> None:
         if not rows:
             return
         limits = _decode(known.limits)

@@ -17,7 +17,7 @@ from lineshaft.engine.postgres.pipeline import pipelined
 from lineshaft.types.work import NOTHING, ClaimRef
 
 _SQL = catalog.load(__name__)
-#: Of lineshaft.cost_ceiling_1, whatever the limits: smaller reports need no look.
+#: The least result of lineshaft.cost_ceiling_1, whatever the limits: smaller reports need no look.
 _LEAST_CEILING = Decimal(10)
 
 

@@ -8,7 +8,7 @@ import logging
 
 from psycopg import AsyncConnection
 
-#: Of every pool of ours: the driver's log names pools, not connections, when it can't connect.
+#: Every pool of ours has this name: the driver's log names pools, not connections, when it can't connect.
 POOL_NAME = "lineshaft"
 
 

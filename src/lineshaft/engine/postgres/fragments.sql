@@ -224,7 +224,7 @@ ORDER BY greatest(round((next.rank - best_head.aged) * 1e6), best_head.effective
 LIMIT (SELECT room FROM me)
 
 -- fragment: key_is_free
--- Of a row `known` of task_key: its task was cancelled or dead-lettered, or completed longer ago than the key's window.
+-- Whether a row `known` of task_key is over: its task was cancelled or dead-lettered, or completed longer ago than the key's window.
 (
     known.expires_at < coalesce(%(now)s::timestamptz, now())
     OR (

@@ -106,7 +106,7 @@ class MigrationStatus(Struct, frozen=True):
 class _ServerFacts(Struct, frozen=True):
     version: int
     encoding: str
-    #: Of the process that answered.
+    #: The process that answered.
     pid: int
 
 

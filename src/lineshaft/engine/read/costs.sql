@@ -72,7 +72,7 @@ FROM lineshaft.minute
 WHERE at > coalesce(%(now)s::timestamptz, now()) - interval '1 hour'
 
 -- name: dags
--- Of the newest `scanned` DAGs, by dag_by_age.
+-- The newest `scanned` DAGs, by dag_by_age.
 SELECT count(*) OVER () AS seen, recent.*
 FROM (
     SELECT id, title, status::text AS status, created_at, spent_usd, budget_ceiling_usd

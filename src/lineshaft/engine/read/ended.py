@@ -11,7 +11,7 @@ from lineshaft.engine.postgres.rows import fetch_rows
 _SQL = catalog.load(__name__)
 
 
-class _State(Struct, frozen=True):
+class _EndRow(Struct, frozen=True):
     id: str
     state: str
 
@@ -19,5 +19,5 @@ class _State(Struct, frozen=True):
 async def read_ended(database: Database, ids: Sequence[str]) -> dict[str, str]:
     """For each id: `open`, ended as a `task` or as a `dag`, or `unknown`."""
     async with database.connection() as connection:
-        found = await fetch_rows(connection, _State, _SQL["ended"], {"ids": list(ids)})
+        found = await fetch_rows(connection, _EndRow, _SQL["ended"], {"ids": list(ids)})
     return {row.id: row.state for row in found}

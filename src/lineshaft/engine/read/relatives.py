@@ -9,7 +9,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.model.states import Status
 
-#: Of each kind.
+#: So many of each kind are read.
 MOST_RELATIVES = 100
 MOST_STEPS = 200
 #: Tasks that a cancellation would reach are counted up to this many.

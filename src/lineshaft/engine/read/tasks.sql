@@ -32,7 +32,7 @@ SELECT
     -- Not live.heartbeat_sec, which has less precision.
     coalesce(task.heartbeat_interval_sec, instance.heartbeat_interval_sec, 30) AS heartbeat_in_force,
     coalesce(live.ready_at, ended.ready_at) AS ready_at,
-    -- Of the current attempt, else of the last one. A batch has no attempts: it started with the first of its descendants.
+    -- When the current attempt started, else the last one. A batch has no attempts: it started with the first of its descendants.
     CASE WHEN NOT task.is_batch THEN coalesce(live.started_at, ended.started_at, (
             SELECT attempt.started_at FROM lineshaft.attempt
             WHERE attempt.task_id = task.id AND attempt.started_at IS NOT NULL ORDER BY attempt.epoch DESC LIMIT 1

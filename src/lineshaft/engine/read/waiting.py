@@ -166,7 +166,7 @@ async def _date(reader: Reader, groups: Iterable[_Group]) -> None:
 
 
 def _profiles(agents: Iterable[Row]) -> list[Row]:
-    """Of instances that can do the same, the one with the most money: there may be thousands of others."""
+    """For each set of abilities, the instance with the most money: thousands of others may have the same."""
     best: dict[tuple[object, ...], Row] = {}
     for row in agents:
         types = row["types"] if row["types"] is None else tuple(row["types"])

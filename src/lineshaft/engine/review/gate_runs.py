@@ -51,7 +51,7 @@ class _DueRun(Struct, frozen=True):
     agent_id: str | None
     dag_id: str | None
     type: str
-    #: Of the total of its task; None: no limit.
+    #: What is left of the total of its task; None: no limit.
     left_usd: Decimal | None
 
 

@@ -69,7 +69,7 @@ class GateProgress(Struct, frozen=True):
     gate_no: int
     #: The method of the gate that it waits for now; None: it passed the last gate, or was rejected.
     waits_for: str | None
-    #: Of the failure, if it was rejected.
+    #: The category of the failure, if it was rejected.
     category: str = FailureCategory.INVALID_OUTPUT
     #: The output, for the answer to a verdict that comes too late.
     data: bytes | None = None
@@ -136,8 +136,10 @@ class Gates:
 
     async def read(self, ids: Sequence[str]) -> list[GatedOutput]:
         async with self._database.connection() as connection:
-            found = await fetch_rows(connection, GatedOutput, _SQL["read_in_validation"], {"ids": list(ids)})
-        return [await self._whole(output) for output in found]
+            outputs = await fetch_rows(
+                connection, GatedOutput, _SQL["read_in_validation"], {"ids": list(ids)}
+            )
+        return [await self._whole(output) for output in outputs]
 
     async def _whole(self, output: GatedOutput) -> GatedOutput:
         """With the data, if that is stored as an artifact."""
@@ -171,13 +173,13 @@ class Gates:
                 waits_for = gate.method
                 break
             try:
-                found = self.checks.check_now(gate.method, gate.schema, candidate)
+                result = self.checks.check_now(gate.method, gate.schema, candidate)
             except NoVerdict:
                 # A custom check raised an error: a validator tries again, and records why.
                 waits_for = gate.method
                 break
-            verdicts.append(GateVerdict(number, gate.method, found))
-            number += found.passed
+            verdicts.append(GateVerdict(number, gate.method, result))
+            number += result.passed
         claim, origin = output.claim, output.gate_no
         run = output.run if verdict is not None else None
         return GateProgress(claim, origin, tuple(verdicts), number, waits_for, data=output.data, run=run)
@@ -235,8 +237,8 @@ class Gates:
 
     async def settle(self, output: GatedOutput, verdict: Verdict) -> Moved:
         """Record the verdict of the gate that an output was taken for."""
-        found = GateVerdict(output.gate_no, output.gate or "", verdict)
-        step = await asyncio.to_thread(self.proceed, output, found)
+        gate_verdict = GateVerdict(output.gate_no, output.gate or "", verdict)
+        step = await asyncio.to_thread(self.proceed, output, gate_verdict)
         (moved,) = await self.advance([step])
         return moved
 
@@ -334,8 +336,8 @@ class Gates:
 
     async def _lock_attempts(self, connection: Connection, ids: Sequence[str]) -> "dict[str, _LockedAttempt]":
         parameters = {"ids": list(ids)}
-        found = await fetch_rows(connection, _LockedAttempt, _SQL["lock_attempts"], parameters)
-        return {attempt.task_id: attempt for attempt in found}
+        attempts = await fetch_rows(connection, _LockedAttempt, _SQL["lock_attempts"], parameters)
+        return {attempt.task_id: attempt for attempt in attempts}
 
     async def _ended_runs(
         self,
@@ -470,5 +472,5 @@ def _completion(claim: ClaimRef, output: bytes) -> Completion:
 
 
 def _part(parts: dict[str, msgspec.Raw], name: str) -> bytes | None:
-    found = bytes(parts.get(name, b"null"))
-    return None if found == b"null" else found
+    part = bytes(parts.get(name, b"null"))
+    return None if part == b"null" else part

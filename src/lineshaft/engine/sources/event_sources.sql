@@ -3,7 +3,7 @@
 SELECT name, cursor, definition FROM lineshaft.source WHERE cursor IS NOT NULL ORDER BY name
 
 -- name: lock_at
--- Of several servers that read the same events, one moves the cursor, and only that one fires. The others don't wait.
+-- If several servers read the same events, one moves the cursor, and only that one fires. The others don't wait.
 SELECT id, created_at, next_tick, paused, name, kind, definition, coalesce(%(now)s::timestamptz, now()) AS now
 FROM lineshaft.source WHERE name = %(name)s::text AND cursor = %(cursor)s::text
 FOR NO KEY UPDATE SKIP LOCKED

@@ -30,9 +30,9 @@ class SourceState(Struct, frozen=True):
     #: The token that put it was revoked.
     token_revoked: bool
     next_at: datetime | None
-    #: Of a file source.
+    #: The servers that watch for a file source.
     watchers: bytes | None
-    #: Of an event source: so many were created within the last minute.
+    #: How many an event source has created within the last minute.
     created_lately: int
     now: datetime
 

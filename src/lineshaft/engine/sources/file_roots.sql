@@ -5,7 +5,7 @@ FROM unnest(%(paths)s::text[], %(digests)s::text[]) AS file (path, digest)
 ON CONFLICT (source_id, watcher, path) DO NOTHING
 
 -- name: folders_elsewhere
--- Of watchers that may be stopped at the moment.
+-- The folders of other watchers, which may be stopped at the moment.
 SELECT folders FROM lineshaft.file_watcher WHERE name <> %(server)s::text
 
 -- name: looked

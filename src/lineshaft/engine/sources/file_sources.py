@@ -34,7 +34,7 @@ class FileChange(NamedTuple):
     path: str
     #: added, modified or deleted.
     change: str
-    #: Of the content, as the next; None: it was deleted.
+    #: The digest and the size of the content; None: it was deleted.
     digest: str | None = None
     size: int | None = None
 

@@ -59,7 +59,7 @@ class Occasion(Struct, frozen=True):
 
     event: Mapping[str, Any]
     keys: Sequence[Key] = ()
-    #: Of an event source: the kind of the event, and how many event sources led to it.
+    #: What an event source fires for: the kind of the event, and how many event sources led to it.
     event_kind: str | None = None
     depth: int = 0
 
@@ -388,12 +388,12 @@ def _failed(error: LineshaftError) -> _FiringResult:
 
 
 def _own_key(rendered: str) -> Key:
-    """Of the field `idempotency`."""
+    """The key that the field `idempotency` gives."""
     return Key(f"key:{rendered}")
 
 
 def _default_event(kind: str, now: datetime) -> dict[str, Any]:
-    """Of a source that is fired by hand without an event."""
+    """What templates get if a source is fired by hand without an event."""
     return tick_event(now) if kind == SourceKind.SCHEDULE else {}
 
 

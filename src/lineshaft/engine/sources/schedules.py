@@ -65,7 +65,7 @@ class Schedules:
             definition = row.compiled
             ticks = definition.ticks(row.created_at)
             found, earlier = due(ticks, row.next_tick, row.now, MOST_CAUGHT_UP)
-            # Of the last one, the jitter may not be over yet.
+            # The jitter of the last one may not be over yet.
             found = [tick for tick in found if definition.due_at(tick) <= row.now] or [row.next_tick]
             following = ticks.after(
                 found[:_AT_ONCE][-1] if definition.source.catch_up == "all" else found[-1]

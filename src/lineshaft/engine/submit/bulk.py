@@ -29,7 +29,7 @@ class UniformTasks:
     def __init__(self, tasks: Sequence[NewTask], rules: TaskRules) -> None:
         self._tasks = tasks
         self.row: TaskRow = resolve(tasks[0], place="tasks[0]", rules=rules)
-        #: Of the tasks written so far.
+        #: The tasks written so far.
         self.ids: list[str] = []
 
     async def write(self, connection: Connection, lane_id: int, now: datetime, generation: int) -> None:

@@ -27,7 +27,7 @@ class _DagMember(Struct, frozen=True):
     dag_id: str
 
 
-class _Ended(Struct, frozen=True):
+class _EndedDag(Struct, frozen=True):
     id: str
     status: str
 
@@ -75,7 +75,7 @@ class Joining:
                 raise _unknown_dag(unknown[0], new)
             dags = {member.id: member.dag_id for member in members}
             locked = await self._locks.lock(connection, sorted(dags))
-            ended = await fetch_rows(connection, _Ended, _SQL["lock_ended"], {"ids": sorted(dags)})
+            ended = await fetch_rows(connection, _EndedDag, _SQL["lock_ended"], {"ids": sorted(dags)})
             for task in ended:
                 if task.status != Status.DEAD_LETTERED:
                     raise _ended_dag(dags[task.id], _DAG_STATUS[Status(task.status)])

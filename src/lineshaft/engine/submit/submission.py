@@ -291,7 +291,7 @@ class Submission:
 
     async def _take_keys(self, connection: Connection, drafts: list[Draft]) -> dict[str, Submitted]:
         """Duplicates, by the id of the draft; children of a duplicate are duplicates too."""
-        # Of two drafts with the same key in one call, the first owns it.
+        # The first of two drafts with the same key in one call owns it.
         keyed: dict[str, Draft] = {}
         for draft in drafts:
             if draft.row.idempotency_key is not None:

@@ -26,7 +26,7 @@ from lineshaft.types.work import UNREPORTED, Cancellation, Moved, Spent
 _SQL = catalog.load(__name__)
 
 
-class _Member(Struct, frozen=True):
+class _SubtreeMember(Struct, frozen=True):
     id: str
     parent_id: str | None
     waits_for: list[str]
@@ -41,7 +41,7 @@ class _Subtree(Struct):
     """The tasks of one cancellation, locked."""
 
     roots: Sequence[str]
-    members: dict[str, _Member] = field(default_factory=dict)
+    members: dict[str, _SubtreeMember] = field(default_factory=dict)
     live: dict[str, LockedTask] = field(default_factory=dict)
     dead_letters: dict[str, LockedDeadLetter] = field(default_factory=dict)
 
@@ -253,7 +253,7 @@ class Cancellations:
         parameters = {"ids": list(roots), "cascade": cascade, "dead_letters": dead_letters}
         # Adding a dependent locks its upstream first: once these are locked, the set can't grow.
         while True:
-            found = await fetch_rows(connection, _Member, _SQL["subtree"], parameters)
+            found = await fetch_rows(connection, _SubtreeMember, _SQL["subtree"], parameters)
             members = {member.id: member for member in found}
             if members.keys() <= subtree.members.keys():
                 break

@@ -31,7 +31,7 @@ _SQL = catalog.load(__name__)
 _NAMED = 5
 
 
-class _Member(Struct, frozen=True):
+class _DownstreamTask(Struct, frozen=True):
     id: str
     #: It has begun with the outputs of others, and waits for its own children now.
     awaits_children: bool
@@ -110,7 +110,7 @@ class Rerun:
         ended: dict[str, Revivable] = {}
         live: dict[str, LockedTask] = {}
         while True:
-            rows = await fetch_rows(connection, _Member, _SQL["members"], parameters)
+            rows = await fetch_rows(connection, _DownstreamTask, _SQL["members"], parameters)
             members = {member.id: member for member in rows}
             if members.keys() <= ended.keys() | live.keys():
                 break

@@ -254,7 +254,7 @@ class Revive:
     async def _retake_keys(self, connection: Connection, tasks: Iterable[Revivable], verb: str) -> None:
         by_key: dict[str, Revivable] = {}
         for task in tasks:
-            # Of two tasks that used it one after the other only one can use it again.
+            # If two tasks used it one after the other, only one can use it again.
             if task.idempotency_key is not None and by_key.setdefault(task.idempotency_key, task) is not task:
                 raise _key_in_use(task.id, task.idempotency_key, verb)
         if not by_key:

@@ -66,7 +66,7 @@ class Call(Struct, Generic[S]):
 
     @property
     def address(self) -> str:
-        """Of the client, or of the proxy in front of the server."""
+        """The address of the client, or of the proxy in front of the server."""
         return str((self.scope.get("client") or ("",))[0])
 
 

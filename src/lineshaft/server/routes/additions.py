@@ -12,7 +12,7 @@ from lineshaft.server.framework.streams import stream
 from lineshaft.server.routes import work_calls
 from lineshaft.server.service import Call
 from lineshaft.types import AgentInfo, EventPage, NewToken, Readiness, Scope
-from lineshaft.types.protocol import CancelItem, View
+from lineshaft.types.protocol import BatchView, CancelItem
 from lineshaft.types.request import Nothing
 
 STREAM = "text/event-stream"
@@ -35,7 +35,7 @@ async def leave_agent(call: Call, request: agents.InstanceOfAgent) -> AgentInfo:
 @serves(work.cancel_task)
 async def cancel_task(call: Call, request: CancelItem) -> Any:
     """An agent cancels what it holds, with its claim token."""
-    return work_calls.only(await work_calls.cancel(call, [request], View.FULL))
+    return work_calls.only(await work_calls.cancel(call, [request], BatchView.FULL))
 
 
 @serves(events.list_events)

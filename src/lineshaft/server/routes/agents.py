@@ -8,11 +8,11 @@ from lineshaft.server.routes import work_calls
 from lineshaft.server.routes.work_calls import only
 from lineshaft.server.service import Call
 from lineshaft.types import Scope, Task, protocol
-from lineshaft.types.protocol import View
+from lineshaft.types.protocol import BatchView
 
 
 class ClaimWork(protocol.Claim, frozen=True, kw_only=True):
-    #: Of the agent.
+    #: The id of the agent.
     id: str
 
 
@@ -36,11 +36,11 @@ async def claim_work(call: Call, request: ClaimWork) -> Any:
         types=request.types,
         start=request.start,
     )
-    return only(await work_calls.claim(call, [item], wait_sec=request.wait_sec, view=View.FULL))
+    return only(await work_calls.claim(call, [item], wait_sec=request.wait_sec, view=BatchView.FULL))
 
 
 class BeatOfAgent(protocol.Heartbeat, frozen=True, kw_only=True):
-    #: Of the agent.
+    #: The id of the agent.
     id: str
 
 

@@ -22,7 +22,7 @@ from lineshaft.types import Artifact, Scope
 from lineshaft.types.request import ById, Request
 
 PATH = "/v1/artifacts"
-#: Of a URL that needs no token.
+#: How long a URL works that needs no token.
 _LINK_LIFETIME = timedelta(minutes=5)
 _BYTES = "application/octet-stream"
 

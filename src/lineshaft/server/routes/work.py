@@ -16,7 +16,7 @@ from lineshaft.server.routes.work_calls import answer, decoded, only
 from lineshaft.server.service import Call
 from lineshaft.types import Scope, Task, documents, protocol
 from lineshaft.types.assignments import Assignment
-from lineshaft.types.protocol import Batch, View, ViewedBatch
+from lineshaft.types.protocol import Batch, BatchView, ViewedBatch
 from lineshaft.types.request import Nothing
 from lineshaft.types.work import ClaimedTask
 
@@ -186,7 +186,7 @@ async def complete_task(call: Call, request: protocol.CompleteItem) -> Any:
     true restricts it. A repeated call returns the same claim while that is held, else null. An error claims
     nothing.
     """
-    return only(await work_calls.complete(call, [request], View.FULL))
+    return only(await work_calls.complete(call, [request], BatchView.FULL))
 
 
 @_work(
@@ -197,13 +197,13 @@ async def complete_task(call: Call, request: protocol.CompleteItem) -> Any:
 )
 async def fail_task(call: Call, request: protocol.FailItem) -> Any:
     """Report a failed attempt. The task is retried, waits for a rate limit, or is dead-lettered."""
-    return only(await work_calls.fail(call, [request], View.FULL))
+    return only(await work_calls.fail(call, [request], BatchView.FULL))
 
 
 @_work("POST /v1/tasks/{id}/start", Scope.AGENT, response=Task, example=_TOKEN)
 async def start_task(call: Call, request: protocol.StartItem) -> Any:
     """Start a claimed task: it is RUNNING, and heartbeats keep its lease."""
-    return only(await work_calls.start(call, [request], View.FULL))
+    return only(await work_calls.start(call, [request], BatchView.FULL))
 
 
 class ClaimThisTask(protocol.ClaimTask, frozen=True, kw_only=True):
@@ -236,7 +236,7 @@ async def claim_task(call: Call, request: ClaimThisTask) -> Assignment[Task]:
 @_work("POST /v1/tasks/{id}/release", Scope.AGENT, response=Task, example={**_TOKEN, "delay_sec": 60})
 async def release_task(call: Call, request: protocol.ReleaseItem) -> Any:
     """Give a claim up without using an attempt; with a delay the task comes back later."""
-    return only(await work_calls.release(call, [request], View.FULL))
+    return only(await work_calls.release(call, [request], BatchView.FULL))
 
 
 @operation(

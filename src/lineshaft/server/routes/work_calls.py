@@ -36,7 +36,7 @@ from lineshaft.types import Scope, Task, documents, protocol
 from lineshaft.types import work as w
 from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef
-from lineshaft.types.protocol import View
+from lineshaft.types.protocol import BatchView
 
 _log = logging.getLogger("lineshaft.server")
 
@@ -74,12 +74,12 @@ def _decoded(item: Raw, kind: type[B]) -> B | LineshaftError:
         if kind is protocol.SpawnItem:
             new_tasks.check_dag_count(bytes(item))
             simplify = documents.with_tasks
-        found: B = documents.decode(item, _decoder(kind), simplify)
+        decoded: B = documents.decode(item, _decoder(kind), simplify)
     except msgspec.MsgspecError as error:
         return problems.unreadable(error)
     except LineshaftError as error:
         return error
-    return found
+    return decoded
 
 
 def answer(results: Results, call: Call) -> dict[str, Any]:
@@ -135,15 +135,15 @@ def _outcome(result: w.Moved | LineshaftError) -> protocol.Outcome | LineshaftEr
     )
 
 
-async def _shown(service: Service, moved: Sequence[w.Moved | LineshaftError], view: View) -> Results:
+async def _shown(service: Service, moved: Sequence[w.Moved | LineshaftError], view: BatchView) -> Results:
     """The tasks as they are now."""
-    if view is View.WORK:
+    if view is BatchView.WORK:
         return [_outcome(result) for result in moved]
     tasks = await _tasks(service, [result.id for result in moved if not isinstance(result, LineshaftError)])
-    return [_found(result, tasks) for result in moved]
+    return [_task_or_error(result, tasks) for result in moved]
 
 
-def _found(result: w.Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
+def _task_or_error(result: w.Moved | LineshaftError, tasks: Mapping[str, Task]) -> Task | LineshaftError:
     return result if isinstance(result, LineshaftError) else tasks.get(result.id) or _deleted(result.id)
 
 
@@ -160,7 +160,7 @@ def _deleted(task_id: str) -> LineshaftError:
 
 
 async def claim(
-    call: Call, items: Items[protocol.ClaimItem], *, wait_sec: float, view: View, poll: str | None = None
+    call: Call, items: Items[protocol.ClaimItem], *, wait_sec: float, view: BatchView, poll: str | None = None
 ) -> Results:
     service = call.service
     items = [_own(call, item) for item in items]
@@ -174,7 +174,7 @@ async def claim(
         if some and time.monotonic() - asked_at >= ALLOWED_FOR_SEC:
             # Its token may have been revoked since, or the first one created: the tasks are released.
             await service.authenticate(Scope.AGENT, call.scope)
-        found = await _assigned(service, [each.claim for each in claims], view)
+        assigned = await _assigned(service, [each.claim for each in claims], view)
         results = iter(
             each.error
             or protocol.ClaimResult(
@@ -182,7 +182,7 @@ async def claim(
                 waited_sec=each.waited_sec if tasks else msgspec.UNSET,
                 slowdown_until=each.slowdown_until or msgspec.UNSET,
             )
-            for each, tasks in zip(claims, found, strict=True)
+            for each, tasks in zip(claims, assigned, strict=True)
         )
         return [item if isinstance(item, LineshaftError) else next(results) for item in items]
 
@@ -197,25 +197,25 @@ def _own(call: Call, item: protocol.ClaimItem | LineshaftError) -> protocol.Clai
     return item
 
 
-async def _assigned(service: Service, claims: Sequence[w.Claim], view: View) -> list[list[Any]]:
+async def _assigned(service: Service, claims: Sequence[w.Claim], view: BatchView) -> list[list[Any]]:
     tokens = await service.engine.claim_key.tokens()
-    found = [assignments(claim, tokens.issue) for claim in claims]
-    if view is View.WORK:
-        return list(found)
+    assigned = [assignments(claim, tokens.issue) for claim in claims]
+    if view is BatchView.WORK:
+        return list(assigned)
     tasks = await _tasks(service, (task.id for claim in claims for task in claim.tasks))
-    return [_with_tasks(some, tasks) for some in found]
+    return [_with_tasks(some, tasks) for some in assigned]
 
 
 def _with_tasks(
-    found: Iterable[Assignment[w.ClaimedTask]], tasks: Mapping[str, Task]
+    assigned: Iterable[Assignment[w.ClaimedTask]], tasks: Mapping[str, Task]
 ) -> list[Assignment[Task]]:
-    return [_full(each, task=tasks[each.task.id]) for each in found if each.task.id in tasks]
+    return [_full(each, task=tasks[each.task.id]) for each in assigned if each.task.id in tasks]
 
 
 async def assigned_task(service: Service, claim: w.Claim) -> Assignment[Task]:
-    ((assignment,),) = await _assigned(service, [claim], View.FULL)
-    found: Assignment[Task] = assignment
-    return found
+    ((assignment,),) = await _assigned(service, [claim], BatchView.FULL)
+    full: Assignment[Task] = assignment
+    return full
 
 
 # Heartbeats.
@@ -294,12 +294,12 @@ async def _heartbeat_result(
 # Outcomes.
 
 
-async def start(call: Call, items: Items[protocol.StartItem], view: View) -> Results:
+async def start(call: Call, items: Items[protocol.StartItem], view: BatchView) -> Results:
     moved = await _in_order(items, await verifier(call, items), call.service.engine.work.start)
     return await _shown(call.service, moved, view)
 
 
-async def complete(call: Call, items: Items[protocol.CompleteItem], view: View) -> Results:
+async def complete(call: Call, items: Items[protocol.CompleteItem], view: BatchView) -> Results:
     claim_of = await verifier(call, items)
     work = call.service.engine.work
     claims: dict[str, w.Claim] = {}
@@ -361,14 +361,17 @@ async def _with_stored_output(service: Service, item: w.Completion) -> w.Complet
 
 
 async def _shown_with_next(
-    service: Service, moved: Sequence[w.Moved | LineshaftError], claims: Mapping[str, w.Claim], view: View
+    service: Service,
+    moved: Sequence[w.Moved | LineshaftError],
+    claims: Mapping[str, w.Claim],
+    view: BatchView,
 ) -> Results:
     """The tasks as they are now, with the claims that followed, by the ids of the tasks before them."""
     tokens = await service.engine.claim_key.tokens()
     following: dict[str, Any] = {
         name: next(iter(assignments(claim, tokens.issue)), None) for name, claim in claims.items()
     }
-    if view is View.WORK:
+    if view is BatchView.WORK:
         shown: Results = [_outcome(result) for result in moved]
     else:
         ended = [result.id for result in moved if not isinstance(result, LineshaftError)]
@@ -379,20 +382,20 @@ async def _shown_with_next(
             name: None if each is None else next(iter(_with_tasks([each], tasks)), None)
             for name, each in following.items()
         }
-        shown = [_found(result, tasks) for result in moved]
+        shown = [_task_or_error(result, tasks) for result in moved]
     return [_with_next(result, following, view) for result in shown]
 
 
-def _with_next(result: Any, following: Mapping[str, Any], view: View) -> Any:
+def _with_next(result: Any, following: Mapping[str, Any], view: BatchView) -> Any:
     if isinstance(result, LineshaftError) or result.id not in following:
         return result
-    if view is View.WORK:
+    if view is BatchView.WORK:
         return msgspec.structs.replace(result, next_claim=following[result.id])
     fields = {name: getattr(result, name) for name in result.__struct_fields__}
     return protocol.CompletedTask(**fields, next_claim=following[result.id])
 
 
-async def fail(call: Call, items: Items[protocol.FailItem], view: View) -> Results:
+async def fail(call: Call, items: Items[protocol.FailItem], view: BatchView) -> Results:
     claim_of = await verifier(call, items)
     moved = await _in_order(items, lambda item: item.failure(claim_of(item)), call.service.engine.work.fail)
     _expect_retries(call.service, moved)
@@ -405,7 +408,7 @@ def _expect_retries(service: Service, moved: Sequence[w.Moved | LineshaftError])
             service.openings.expect(result.retry_in_sec)
 
 
-async def release(call: Call, items: Items[protocol.ReleaseItem], view: View) -> Results:
+async def release(call: Call, items: Items[protocol.ReleaseItem], view: BatchView) -> Results:
     claim_of = await verifier(call, items)
     moved = await _in_order(
         items, lambda item: item.release(claim_of(item)), call.service.engine.work.release
@@ -413,7 +416,7 @@ async def release(call: Call, items: Items[protocol.ReleaseItem], view: View) ->
     return await _shown(call.service, moved, view)
 
 
-async def cancel(call: Call, items: Items[protocol.CancelItem], view: View) -> Results:
+async def cancel(call: Call, items: Items[protocol.CancelItem], view: BatchView) -> Results:
     claim_of = await verifier(call, items)
 
     async def send(item: protocol.CancelItem) -> w.Moved:
@@ -488,5 +491,5 @@ async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
     return [result if isinstance(result, LineshaftError) else _spawned(result.unwrap()) for result in spawned]
 
 
-def _spawned(found: w.Spawned) -> protocol.SpawnedTasks:
-    return protocol.SpawnedTasks(items=list(found.submitted), children=found.children, paused=found.paused)
+def _spawned(made: w.Spawned) -> protocol.SpawnedTasks:
+    return protocol.SpawnedTasks(items=list(made.submitted), children=made.children, paused=made.paused)
