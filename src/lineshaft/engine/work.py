@@ -133,7 +133,7 @@ class Work:
         if moved.error is not None:
             return moved, Claim()
         if looked is not None and looked.paused:
-            # Claimed before it was known: each slot would spend more than the limit on cost velocity promises.
+            # Claimed before it was known: otherwise more could be spent than the cost velocity allows.
             await self._release.release(
                 [work.Release(ClaimRef(task.id, task.epoch)) for task in looked.tasks]
             )

@@ -292,9 +292,7 @@ async def test_no_task_follows_a_completion_that_stops_everything(world: World) 
     assert repeated.tasks == []
 
 
-async def test_agents_that_complete_and_claim_at_once(
-    world: World, dsn: str, connection: psycopg.Connection, clock: MovableClock
-) -> None:
+async def test_agents_that_complete_and_claim_at_once(world: World, dsn: str, clock: MovableClock) -> None:
     """After the limit is passed, no slot reports more than the attempt that it has then."""
     _, tasks = await working(world, 12)
     await world.submit(*(NewTask("code") for _ in range(100)))
