@@ -215,7 +215,7 @@ class Completions:
     async def _watch_velocity(self, completions: Sequence[Completion]) -> bool:
         """After the money is booked; returns whether everything is paused.
 
-        Completions that report no cost book what was reported before: then nobody looks.
+        Doesn't look after completions that report no cost: these book what was reported before.
         """
         if not any(item.spent.cost_usd for item in completions):
             return False
