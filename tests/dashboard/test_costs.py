@@ -24,7 +24,7 @@ async def test_every_table_of_costs_is_also_a_file(served: Served) -> None:
     page = text_of(await person.page("/costs"))
     assert "crm-sync" in page
     assert "Lost in failures" in page
-    assert "Last hour $0.00" not in page
+    assert "last hour $0.00" not in page
     for name, expected in (
         ("type", "crm-sync"),
         ("model", "large"),
@@ -66,6 +66,7 @@ async def test_what_was_spent_today_and_in_these_days_agree(served: Served) -> N
     for days in (1, 7):
         page = text_of(await Person(served).page(f"/costs?days={days}"))
         assert page.count("Spent $2.49") == 2, page
+        assert "Ended attempts, last hour $1.96" in page
     only = text_of(await Person(served).page("/costs?type=code"))
     assert "Cost of ended attempts $1.96" in only
 

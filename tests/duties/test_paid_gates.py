@@ -22,8 +22,9 @@ from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
-from lineshaft.types import NewAgent
+from lineshaft.types import CostCorrection, NewAgent
 from lineshaft.types.changes import TaskChange
+from lineshaft.types.costs import Disputed
 from lineshaft.types.work import ClaimedTask, Completion, Spent
 from tests.checks.judge_server import JudgeServer, judge_server
 from tests.invariants import check_invariants
@@ -332,3 +333,31 @@ async def test_a_check_of_ones_own_may_cost_money_too(dsn: str, clock: MovableCl
             clock.advance(60)
         assert "gate 2 of 2" in (await why(engine, task))["gate_budget"]
     check_invariants(dsn)
+
+
+@pytest.mark.parametrize("score", [1.0, 0.0, None], ids=["passes", "rejects", "no verdict"])
+async def test_what_a_judge_reports_counts_up_to_a_ceiling(
+    dsn: str, clock: MovableClock, connection: psycopg.Connection, score: float | None
+) -> None:
+    """A wrong price doesn't use up the day: what is beyond is disputed until a person decides."""
+    judge = Judge(score=score, cost=Decimal(1_000_000))
+    async with node(dsn, clock, judge) as engine:
+        await engine.limits.patch({"daily_budget_usd": 50})
+        (task,) = await handed_in(engine, [NewTask("code", output=JUDGED, max_attempts=1)], budget="50")
+
+        await validator(engine).run_once()
+
+        booked = dict.fromkeys(["agent reserved", "dag reserved", "day reserved"], ZERO)
+        assert ledgers(connection) == booked | dict.fromkeys(["agent", "dag", "day", "tasks"], Decimal(10))
+        read = await engine.read.task(task.id)
+        assert (read.cost_usd, read.disputed_usd) == (Decimal(10), Decimal(999_990))
+        alerts = "SELECT data FROM lineshaft.events WHERE kind = 'alert'"
+        (alert,) = [data for (data,) in connection.execute(alerts)]
+        assert (alert["key"], alert["disputed_usd"], alert["gate"]) == ("disputed_cost", 999_990, "llm-judge")
+
+        await engine.corrections.correct(
+            task.id, CostCorrection(disputed=Disputed.REFUSE, reason="a wrong price")
+        )
+
+        read = await engine.read.task(task.id)
+        assert (read.cost_usd, read.disputed_usd) == (Decimal(10), ZERO)

@@ -152,7 +152,7 @@ def _today(costs: "Costs") -> None:
     facts = [
         ("Spent today", f"{usd(today.spent_usd)} USD, {budget}"),
         ("Reserved", f"{usd(today.reserved_usd)} USD"),
-        ("Last hour", f"{usd(today.last_hour_usd)} USD"),
+        ("Last hour", f"{usd(today.last_hour_usd)} USD, in attempts that ended"),
     ]
     if costs.disputed_usd:
         facts.append(("Disputed", f"{usd(costs.disputed_usd)} USD, not counted"))

@@ -132,6 +132,12 @@ class Work:
         moved, looked = await self._complete.complete_and_claim(item, types=types)
         if moved.error is not None:
             return moved, Claim()
+        if looked is not None and looked.paused:
+            # Claimed before it was known: otherwise more could be spent than the cost velocity allows.
+            await self._release.release(
+                [work.Release(ClaimRef(task.id, task.epoch)) for task in looked.tasks]
+            )
+            return moved, Claim()
         try:
             return moved, await self._claims.claim_next(item.claim, types=types, looked=looked)
         except LineshaftError:

@@ -77,6 +77,17 @@ class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     no_retry_on: tuple[str, ...] | UnsetType = UNSET
 
 
+def retry_spec(value: Any, faults: Faults) -> RetrySpec | None:
+    """A policy, also from a dict of its fields, which is what it is over HTTP and in files."""
+    if isinstance(value, RetrySpec):
+        return value
+    try:
+        return msgspec.convert(value, RetrySpec)
+    except msgspec.ValidationError as error:
+        faults.append(("retry", f"must be a RetrySpec, or an object with its fields: {error}"))
+        return None
+
+
 class TypeLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits that tasks of a type get where they leave them out; None: the type has no default."""
 
@@ -398,7 +409,8 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     defaults = preset_named(rules.preset if task.preset is None else task.preset)
     kind = rules.types.by_name.get(task.type)
     open_limits, filled = _filled_limits(task, limits, defaults, _NO_LIMITS if kind is None else kind.limits)
-    retry = None if filled.retry is None else _retry_json(filled.retry, defaults.name, faults)
+    policy_given = None if filled.retry is None else retry_spec(filled.retry, faults)
+    retry = None if policy_given is None else _retry_json(policy_given, defaults.name, faults)
     gates = output.gates if task.output else ()
     checks = _gates_json(gates, rules.gate_faults or _unknown_methods, faults) if gates else None
     if output.type is not None and (fault := output_type_fault(output.type)):

@@ -15,7 +15,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.fields import CHECKS, LIMIT_CHECKS, Faults, invalid, stored_json
 from lineshaft.model.presets import FACTORY, preset_names
 from lineshaft.model.retry import FailureCategory, RetryPolicy, retry_delay
-from lineshaft.model.tasks import LIMITS_OF_TYPES, RetrySpec, TypeLimits, policy
+from lineshaft.model.tasks import LIMITS_OF_TYPES, RetrySpec, TypeLimits, policy, retry_spec
 
 T = TypeVar("T", bound=TypeLimits)
 
@@ -109,7 +109,10 @@ def shown_limit(value: Any) -> str:
 
 def checked(defaults: TypeDefaults, place: str) -> TypeDefaults:
     """The same with exact amounts; raises InvalidInputError with all faults. `place` names it there."""
-    faults = [*limit_faults(defaults)]
+    faults: Faults = []
+    if defaults.retry is not None:
+        defaults = msgspec.structs.replace(defaults, retry=retry_spec(defaults.retry, faults))
+    faults += limit_faults(defaults)
     for name in ("parameters_schema", "result_schema"):
         if (schema := getattr(defaults, name)) is not None:
             size = len(stored_json(name, schema, faults))

@@ -195,8 +195,24 @@ async def test_declarations_are_checked(world: World) -> None:
     ]
     with pytest.raises(InvalidInputError, match="max_attempts"):
         await world.engine.task_types.set("pay", {"max_attempts": 0})
+    with pytest.raises(InvalidInputError, match="retry: must be a RetrySpec"):
+        await world.engine.task_types.set("pay", {"retry": {"strategi": "fixed"}})
     with pytest.raises(NotFoundError, match="no task type 'pay'"):
         await world.engine.task_types.read("pay")
+
+
+async def test_a_retry_policy_may_be_a_dict(world: World) -> None:
+    """As it is over HTTP and in files: of a task, of an agent and by hand."""
+    policy: Any = {"strategy": "fixed", "initial_delay_sec": 7, "jitter": False}
+    await declare(world, retry=policy)
+    tasks = [await world.one("pay"), await world.one("pay", retry={**policy, "initial_delay_sec": 8})]
+    assert [(await world.engine.read.task(name)).retry.initial_delay_sec for name in tasks] == [7, 8]
+
+    info = await world.engine.task_types.set("pay", {"retry": {**policy, "initial_delay_sec": 9}})
+
+    assert (info.defaults.retry or {})["initial_delay_sec"] == 9
+    with pytest.raises(InvalidInputError, match="retry: must be a RetrySpec"):
+        await world.one("pay", retry={"strategi": "fixed"})
 
 
 async def test_a_task_that_was_held_meanwhile_is_corrected_when_it_is_claimed_again(world: World) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, CostCorrection
 from lineshaft.types.work import ClaimedTask, Failure, HeldTask, NewCheckpoint, NewStep, Presence
@@ -276,3 +277,35 @@ async def test_short_tasks_that_report_at_their_end(world: World) -> None:
         done += 1
 
     assert Decimal(done) / 10 <= LIMIT + STEP + Decimal("0.1")
+
+
+async def test_no_task_follows_a_completion_that_stops_everything(world: World) -> None:
+    """The next one is claimed in the completion's own transaction, before anybody looks at the velocity."""
+    _, (task,) = await working(world, 1)
+
+    moved, claim = await world.engine.work.complete_and_claim(world.completion(task, spent="6"))
+
+    assert moved.status is Status.COMPLETED
+    assert claim.tasks == []
+    assert world.rows("SELECT id FROM lineshaft.tasks WHERE status IN ('CLAIMED', 'RUNNING')") == []
+    _, repeated = await world.engine.work.complete_and_claim(world.completion(task, spent="6"))
+    assert repeated.tasks == []
+
+
+async def test_agents_that_complete_and_claim_at_once(world: World, dsn: str, clock: MovableClock) -> None:
+    """After the limit is passed, no slot reports more than the attempt that it has then."""
+    _, tasks = await working(world, 12)
+    await world.submit(*(NewTask("code") for _ in range(100)))
+    async with Engine(dsn, clock=clock) as second:
+        engines = [world.engine, second]
+
+        async def work(number: int, task: ClaimedTask) -> None:
+            following = [task]
+            while following:
+                completion = world.completion(following[0], spent="0.2")
+                _, claim = await engines[number % 2].work.complete_and_claim(completion)
+                following = claim.tasks
+
+        await asyncio.gather(*(work(number, task) for number, task in enumerate(tasks)))
+
+    assert LIMIT < total(world) <= bound("0.2", len(tasks))

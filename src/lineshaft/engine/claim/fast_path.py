@@ -53,6 +53,8 @@ class FastClaim(NamedTuple):
     missed: bool = False
     #: There were fewer tasks than asked for, but the delay of another one has passed.
     due: bool = False
+    #: Everything was paused after these tasks were claimed: they are to be handed back.
+    paused: bool = False
     #: Outputs that were recorded together with this claim, by task: they need not be read.
     outputs: Mapping[str, bytes | None] = MappingProxyType({})
 

@@ -14,12 +14,17 @@ from msgspec import Struct
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.rows import fetch_row, fetch_value
+from lineshaft.engine.postgres.rows import fetch_row, fetch_rows, fetch_value
 
 _SQL = catalog.load(__name__)
 Now = dict[str, Any]
 #: Goes into the pipeline behind a statement that books money.
 IS_DUE = _SQL["is_due"]
+
+
+class _Due(Struct, frozen=True):
+    is_due: bool
+    is_paused: bool
 
 
 class _Window(Struct, frozen=True):
@@ -37,8 +42,13 @@ async def begin(connection: Connection, now: Now) -> None:
 
 
 async def look_if_due(connection: Connection, now: Now) -> bool:
-    """After money was booked: stop everything if it is too much; returns whether it stopped now."""
-    return bool(await fetch_value(connection, IS_DUE, now)) and await look(connection, now)
+    """After money was booked: stop everything if it is too much; returns whether everything is paused."""
+    (due,) = await fetch_rows(connection, _Due, IS_DUE, now)
+    if due.is_due and not await look(connection, now):
+        # Another process may have stopped it at the same time.
+        (due,) = await fetch_rows(connection, _Due, IS_DUE, now)
+        return due.is_paused
+    return due.is_due or due.is_paused
 
 
 async def look(connection: Connection, now: Now) -> bool:

@@ -30,8 +30,9 @@ SELECT FROM total
 UPDATE lineshaft.spend_sample SET at = at - interval '1 microsecond' WHERE at = coalesce(%(now)s::timestamptz, now())
 
 -- name: is_due
--- Whether a thousandth of the limit was booked since the last sample. What has stopped already can't be stopped again.
-SELECT EXISTS (
+-- Whether a thousandth of the limit was booked since the last sample, and whether everything is paused. What has stopped already can't be
+-- stopped again.
+SELECT EXISTS (SELECT FROM lineshaft.pause WHERE pause.type = '*') AS is_paused, EXISTS (
     SELECT
     FROM lineshaft.limits
     WHERE limits.velocity_usd IS NOT NULL

@@ -24,6 +24,8 @@ from lineshaft.model.budget import money
 _SQL = catalog.load(__name__)
 #: Outputs that wait for money are looked at again after this time; so many of them at once.
 LOOK_AGAIN_SEC = 10.0
+#: What a run reports counts up to this many times its reservation, and at least up to this many dollars.
+_CEILING = 10
 _AT_ONCE = 100
 
 
@@ -38,8 +40,12 @@ class EndedRun(Struct, frozen=True):
     agent_reserved: bool = False
     day_reserved: bool = False
 
+    @property
+    def ceiling_usd(self) -> Decimal:
+        return _CEILING * max(self.reserved_usd, Decimal(1))
+
     def cost(self, reported: Decimal | None) -> Decimal:
-        """What is booked if the run reports this; None: an unknown amount."""
+        """What the run has cost if it reports this; None: an unknown amount."""
         return self.reserved_usd if reported is None else money(reported)
 
 
@@ -214,6 +220,21 @@ class GateRuns:
         return {
             run.task_id: run for run in await fetch_rows(connection, EndedRun, _SQL["end_runs"], parameters)
         }
+
+    async def within_ceilings(
+        self, connection: Connection, costs: Sequence[tuple[EndedRun, Decimal]]
+    ) -> list[tuple[EndedRun, Decimal]]:
+        """What counts of these costs. The rest is disputed, as what agents report (live/disputes.py)."""
+        beyond = [(run, cost - run.ceiling_usd) for run, cost in costs if cost > run.ceiling_usd]
+        if beyond:
+            columns = {
+                "ids": [run.task_id for run, _ in beyond],
+                "epochs": [run.epoch for run, _ in beyond],
+                "amounts": [amount for _, amount in beyond],
+                "ceilings": [run.ceiling_usd for run, _ in beyond],
+            }
+            await connection.execute(_SQL["dispute"], {**self._database.now, **columns})
+        return [(run, min(cost, run.ceiling_usd)) for run, cost in costs]
 
     async def charge(
         self, connection: Connection, effects: Effects, costs: Sequence[tuple[EndedRun, Decimal]]

@@ -105,6 +105,33 @@ WHERE gate_run.task_id = mine.id AND gate_run.epoch = mine.epoch AND gate_run.ga
 RETURNING gate_run.task_id, gate_run.epoch, gate_run.agent_id, gate_run.reserved_usd, gate_run.agent_reserved, gate_run.day_reserved,
     (SELECT dag.id FROM lineshaft.task JOIN lineshaft.dag ON dag.id = task.dag_id WHERE task.id = gate_run.task_id) AS dag_id
 
+-- name: dispute
+-- Records what runs have cost beyond their ceilings. It joins what the claim itself has reported beyond its own: a person decides on both.
+WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
+beyond AS MATERIALIZED (
+    SELECT input.id, input.epoch, input.usd, input.ceiling, attempt.agent_id, lineshaft.cost_ceiling_1(task.max_cost_usd, limits.default_max_cost_usd) AS of_claim,
+        (SELECT dag.id FROM lineshaft.dag WHERE dag.id = task.dag_id) AS dag_id, attempt.gate
+    FROM unnest(%(ids)s::text[], %(epochs)s::integer[], %(amounts)s::numeric[], %(ceilings)s::numeric[]) AS input (id, epoch, usd, ceiling)
+    JOIN lineshaft.task ON task.id = input.id
+    JOIN lineshaft.attempt ON attempt.task_id = input.id AND attempt.epoch = input.epoch
+    CROSS JOIN lineshaft.limits
+    WHERE attempt.agent_id IS NOT NULL
+),
+disputed AS (
+    INSERT INTO lineshaft.cost_dispute AS known (at, task_id, epoch, agent_id, reported_usd, ceiling_usd)
+    SELECT clock.now, id, epoch, agent_id, of_claim + usd, of_claim FROM beyond CROSS JOIN clock ORDER BY id, epoch
+    ON CONFLICT (task_id, epoch) DO UPDATE SET reported_usd = known.reported_usd + excluded.reported_usd - excluded.ceiling_usd
+)
+INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, agent_id, epoch, data)
+SELECT clock.now, '{alert}', id, dag_id, agent_id, epoch, jsonb_build_object(
+    'key', 'disputed_cost', 'gate', gate, 'disputed_usd', usd, 'reported_usd', usd + ceiling, 'ceiling_usd', ceiling,
+    'message', concat(
+        'Task ', id, ': gate ', gate, ' reports a cost of ', trim_scale(usd + ceiling), ' USD for the output of claim ', epoch, '. Only ',
+        trim_scale(ceiling), ' USD of it count until a person decides: lineshaft costs accept, refuse or correct'
+    )
+)
+FROM beyond CROSS JOIN clock
+
 -- name: charge
 -- What gates have cost, on the attempts and on their tasks, which may have ended since.
 WITH input AS MATERIALIZED (

@@ -275,7 +275,8 @@ class Gates:
             postponed = await cursor.fetchone() is not None
             effects = Effects(self._database.now)
             if postponed or output.is_paid:
-                charges = [(run, run.cost(cost_usd)) for run in runs.values()]
+                reported = [(run, run.cost(cost_usd)) for run in runs.values()]
+                charges = await self._runs.within_ceilings(connection, reported)
                 await self._runs.charge(connection, effects, charges)
             if alert and postponed and (task := locked.get(output.id)) is not None:
                 data = {
@@ -314,8 +315,10 @@ class Gates:
         runs = await self._ended_runs(connection, {step.claim: step.run for step in steps}, locked, attempts)
         # A verdict that comes too late was paid for, too.
         counted = [step for step in steps if step.run is not None or step not in stale]
-        costs = {run.task_id: run.cost(step.cost_usd) for step in counted if (run := runs.get(step.claim.id))}
-        await self._record(connection, going, [(runs[name], cost) for name, cost in costs.items()])
+        reported = [(run, run.cost(step.cost_usd)) for step in counted if (run := runs.get(step.claim.id))]
+        charges = await self._runs.within_ceilings(connection, reported)
+        costs = {run.task_id: cost for run, cost in charges}
+        await self._record(connection, going, charges)
         accepted = [step for _, step in going if step.waits_for is None and step.rejection is None]
         rejected = [(task, step) for task, step in going if step.rejection is not None]
         moved = {

@@ -201,8 +201,8 @@ class Completions:
             looked = await complete_and_claim(self._database, item, types=types)
             self._single_path.tried(worked=looked is not None)
             if looked is not None:
-                await self._watch_velocity([item])
-                return Moved(item.claim.id, Status.COMPLETED), looked
+                paused = await self._watch_velocity([item])
+                return Moved(item.claim.id, Status.COMPLETED), looked._replace(paused=paused)
         recorded: set[str] = set()
         (moved,) = await self._complete([item], recorded)
         await self._watch_velocity([item])
@@ -212,11 +212,15 @@ class Completions:
             before = await claimed_with(connection, self._database.now, item.claim)
         return moved, FastClaim([] if before is None else [before], has_room=True)
 
-    async def _watch_velocity(self, completions: Sequence[Completion]) -> None:
-        """After the money is booked. Completions that report no cost book what was reported before."""
-        if any(item.spent.cost_usd for item in completions):
-            now = self._database.now
-            await self._database.run_alone(lambda own: velocity.look_if_due(own, now))
+    async def _watch_velocity(self, completions: Sequence[Completion]) -> bool:
+        """After the money is booked; returns whether everything is paused.
+
+        Doesn't look after completions that report no cost: these book what was reported before.
+        """
+        if not any(item.spent.cost_usd for item in completions):
+            return False
+        now = self._database.now
+        return await self._database.run_alone(lambda own: velocity.look_if_due(own, now))
 
     async def _complete(
         self, completions: Sequence[Completion], recorded: set[str] | None = None
