@@ -118,12 +118,14 @@ async def test_the_page_for_people_needs_nothing_from_elsewhere(client: Client) 
 
 METRICS = {
     "task_queue_depth": ("gauge", {"status", "priority_tier"}),
-    "task_queue_wait_seconds": ("gauge", {"quantile"}),
+    "task_queue_wait_quantiles_seconds": ("summary", {"quantile"}),
+    "task_queue_wait_seconds": ("untyped", {"quantile"}),
     "tasks_completed_total": ("counter", {"type"}),
     "tasks_failed_total": ("counter", {"reason"}),
     "tasks_dead_lettered_total": ("counter", set()),
     "tasks_duplicate_total": ("counter", set()),
-    "task_cost_usd": ("counter", {"type", "agent", "model"}),
+    "task_cost_usd_total": ("counter", {"type", "agent", "model"}),
+    "task_cost_usd": ("untyped", {"type", "agent", "model"}),
     "daily_spend_usd": ("gauge", set()),
     "artifact_store_bytes": ("gauge", set()),
     "artifact_store_contents": ("gauge", set()),
@@ -133,6 +135,7 @@ METRICS = {
     "agent_claim_success_rate": ("gauge", {"agent_id"}),
     "source_firings_total": ("counter", {"source", "outcome"}),
     "source_lag_seconds": ("gauge", set()),
+    "totals_age_seconds": ("gauge", set()),
 }
 
 
@@ -142,6 +145,10 @@ async def samples(client: Client) -> dict[str, float]:
     lines = reply.body.decode().splitlines()
     kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     assert kinds == {name: kind for name, (kind, _) in METRICS.items()}
+    # What `promtool check metrics` says of names.
+    for name, (kind, labels) in METRICS.items():
+        assert kind != "counter" or name.endswith("_total")
+        assert "quantile" not in labels or kind in {"summary", "untyped"}
     found = {}
     for line in lines:
         if not line.startswith("#"):
@@ -183,6 +190,8 @@ async def test_metrics_have_the_names_of_004(serve: Serve, clock: MovableClock) 
     assert 0 < found[f"agent_utilization{{{me}}}"] <= 1
     assert found[f"agent_heartbeat_misses_total{{{me}}}"] == 0
     assert found[f"agent_claim_success_rate{{{me}}}"] == 0.25
+    assert {f'task_queue_wait_quantiles_seconds{{quantile="{q}"}}' for q in (0.5, 0.95, 0.99)} <= found.keys()
+    assert found["totals_age_seconds"] == 0
     assert {f'task_queue_wait_seconds{{quantile="{q}"}}' for q in ("p50", "p95", "p99")} <= found.keys()
 
 
@@ -207,4 +216,5 @@ async def test_metrics_of_an_empty_queue(client: Client) -> None:
         "artifact_store_bytes": 0,
         "artifact_store_contents": 0,
         "source_lag_seconds": 0,
+        "totals_age_seconds": 0,
     }

@@ -54,6 +54,8 @@ class ThroughputHistory(Struct, frozen=True):
     #: Sixty minutes, oldest first; the last is the current one.
     minutes: list[Minute]
     waits: Waits
+    #: How old the figures are: more than seconds where the database accepts no writes.
+    figures_age_sec: float = 0.0
 
 
 class ArtifactUsage(Struct, frozen=True):
