@@ -1,9 +1,12 @@
 """The OpenAPI document and the metrics: what programs read about the server."""
 
+import asyncio
 import re
+import shutil
 from html import escape
 from typing import Any
 
+import pytest
 from msgspec.inspect import EnumType, LiteralType, StructType
 
 from lineshaft.clock import MovableClock
@@ -193,6 +196,26 @@ async def test_metrics_have_the_names_of_004(serve: Serve, clock: MovableClock) 
     assert {f'task_queue_wait_quantiles_seconds{{quantile="{q}"}}' for q in (0.5, 0.95, 0.99)} <= found.keys()
     assert found["totals_age_seconds"] == 0
     assert {f'task_queue_wait_seconds{{quantile="{q}"}}' for q in ("p50", "p95", "p99")} <= found.keys()
+
+
+async def test_metrics_please_prometheus(client: Client) -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("needs promtool (apt-get install prometheus)")
+    agent = await client.register("a", budget_usd=10)
+    await client.submit("code")
+    task_id, token = await client.hold(agent)
+    await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "cost_usd": 0.25})
+    body = (await client.get("/metrics")).body
+
+    checked = await asyncio.create_subprocess_exec(
+        *(promtool, "check", "metrics"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await checked.communicate(body)
+
+    assert (checked.returncode, said.decode()) == (0, "")
 
 
 async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> None:

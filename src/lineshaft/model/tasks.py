@@ -284,6 +284,10 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     def __post_init__(self) -> None:
         if type(self.spec) is not dict:
             msgspec.structs.force_setattr(self, "spec", _plain(self.spec))
+        if self.retry is not None and type(self.retry) is not RetrySpec:
+            msgspec.structs.force_setattr(self, "retry", _made("retry", self.retry, RetrySpec))
+        if self.output is not None and type(self.output) is not OutputContract:
+            msgspec.structs.force_setattr(self, "output", _made("output", self.output, OutputContract))
 
     def with_options(self, **options: Unpack[TaskOptions]) -> Self:
         """Return a copy with these fields."""
@@ -292,6 +296,16 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
         except TypeError:
             check_options(options, self.__struct_fields__)
             raise
+
+
+def _made(name: str, value: object, kind: type[Struct]) -> Struct:
+    """A part of a task that is written as a dict, as it is in JSON."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(
+            errors=[(name, f"must be a {kind.__name__}, or a dict of its fields: {error}")]
+        ) from None
 
 
 class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
