@@ -149,9 +149,9 @@ async def samples(client: Client) -> dict[str, float]:
     kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     assert kinds == {name: kind for name, (kind, _) in METRICS.items()}
     # What `promtool check metrics` says of names.
-    for name, (kind, labels) in METRICS.items():
-        assert kind != "counter" or name.endswith("_total")
-        assert "quantile" not in labels or kind in {"summary", "untyped"}
+    for metric, (kind, known) in METRICS.items():
+        assert kind != "counter" or metric.endswith("_total")
+        assert "quantile" not in known or kind in {"summary", "untyped"}
     found = {}
     for line in lines:
         if not line.startswith("#"):

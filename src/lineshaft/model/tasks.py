@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import attempt_limit, money, shown
 from lineshaft.model.durations import Duration, in_seconds
+from lineshaft.model.field_order import with_order
 from lineshaft.model.fields import (
     CHECKS,
     LIMIT_CHECKS,
@@ -284,10 +285,6 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     def __post_init__(self) -> None:
         if type(self.spec) is not dict:
             msgspec.structs.force_setattr(self, "spec", _plain(self.spec))
-        if self.retry is not None and type(self.retry) is not RetrySpec:
-            msgspec.structs.force_setattr(self, "retry", _made("retry", self.retry, RetrySpec))
-        if self.output is not None and type(self.output) is not OutputContract:
-            msgspec.structs.force_setattr(self, "output", _made("output", self.output, OutputContract))
 
     def with_options(self, **options: Unpack[TaskOptions]) -> Self:
         """Return a copy with these fields."""
@@ -296,16 +293,6 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
         except TypeError:
             check_options(options, self.__struct_fields__)
             raise
-
-
-def _made(name: str, value: object, kind: type[Struct]) -> Struct:
-    """A part of a task that is written as a dict, as it is in JSON."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidInputError(
-            errors=[(name, f"must be a {kind.__name__}, or a dict of its fields: {error}")]
-        ) from None
 
 
 class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
@@ -573,7 +560,8 @@ def _context_refs(spec: Mapping[str, Any], faults: Faults) -> tuple[tuple[str, .
 
 def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:
     before = len(faults)
-    encoded = stored_json("output.validation_schema", gates, faults)
+    ordered = [Gate(gate.method, with_order(gate.schema)) for gate in gates]
+    encoded = stored_json("output.validation_schema", ordered, faults)
     # Don't check schemas that aren't JSON or are too large.
     if len(faults) == before:
         faults += [(f"output.{place}", fault) for place, fault in gate_faults(gates)]
@@ -589,8 +577,14 @@ def _unknown_methods(gates: Sequence[Gate]) -> Iterable[tuple[str, str]]:
             )
 
 
-def _retry_json(spec: RetrySpec, preset: str, faults: Faults) -> bytes | None:
-    """Only the given fields are stored; NULL means the preset's policy."""
+def _retry_json(spec: Any, preset: str, faults: Faults) -> bytes | None:
+    """Only the given fields are stored; NULL means the preset's policy. Python callers may pass a dict."""
+    try:
+        if not isinstance(spec, RetrySpec):
+            spec = msgspec.convert(spec, RetrySpec)
+    except msgspec.ValidationError as error:
+        faults.append(("retry", f"must be a RetrySpec, or an object like one: {error}"))
+        return None
     try:
         try:
             return _checked_retry(spec, preset)

@@ -158,7 +158,7 @@ async def _stuck(visit: Visit, tasks: Sequence[Task]) -> dict[str, str]:
             lanes.setdefault((task.type, str(wishes), task.max_cost_usd), []).append(task.id)
     asked = list(lanes.values())[:_MOST_LANES]
     found = await asyncio.gather(*(visit.engine.read.why(ids[0]) for ids in asked), return_exceptions=True)
-    words = {}
+    words: dict[str, str] = {}
     for ids, why in zip(asked, found, strict=True):
         # The task may have been deleted meanwhile.
         if isinstance(why, Why) and why.reasons:
