@@ -135,7 +135,7 @@ async def test_a_form_has_the_order_of_its_schema(served: Served) -> None:
     task = await served.client.submit(
         "ask",
         required_capabilities=["human"],
-        output={"validation": "json_schema", "validation_schema": schema},
+        output={"validation": "json-schema", "validation_schema": schema},
     )
 
     page = await Person(served).page(f"/approvals/{task['id']}")
