@@ -440,7 +440,14 @@ class Claims:
             probing = {key for (key,) in rows}
             if not probing:
                 return None
-            found = await self._claim_once(connection, {**parameters, "limit": 1, "probing": sorted(probing)})
+            probe = {**parameters, "limit": 1, "probing": sorted(probing)}
+            found = None
+            if probe["task_id"] is None:
+                # One that a person has changed: others would fail as before, and open the breaker again.
+                for task_id in await fetch_column(connection, _SQL["changed_task"], probe):
+                    found = await self._claim_once(connection, {**probe, "task_id": task_id})
+            if found is None or not found.tasks:
+                found = await self._claim_once(connection, probe)
             for task in found.tasks:
                 keys = probing & {task.type, f"{MODEL}{task.model}"}
                 if not await self._breakers.start_probe(connection, task.id, keys):

@@ -106,7 +106,7 @@ def _authenticate(
 
 
 def _refused(name: str) -> UnauthorizedError:
-    """The same for unknown names, wrong signatures and a missing secret: strangers can't find webhooks out."""
+    """The same for unknown names, wrong signatures and a missing secret: no stranger finds webhooks out."""
     return UnauthorizedError(
         f"The delivery to {name!r} was refused: no enabled webhook has this name, or the delivery isn't "
         "signed with its secret. The server's log says which."
