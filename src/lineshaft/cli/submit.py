@@ -204,9 +204,9 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
             _resolve_ids(shaft, given)
         new = documents.converted(given, NewTask, documents.task)
         made = _as_person(lambda creator: shaft.submit(*_created_by(creator, [new])))
-        _note_unserved(shaft, [new])
         if args.wait is not None:
             return wait(shaft, [made.id], args.wait, as_json=args.json)
+        _note_unserved(shaft, [new])
         task = shaft.get(made.id)
     if args.json:
         print_json(replace(task, duplicate=True, mismatch=made.mismatch or UNSET) if made.duplicate else task)
@@ -247,9 +247,9 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
     with connect(args, create=True) as shaft:
         new = documents.converted(given, list[NewTask], documents.tasks)
         made = _as_person(lambda creator: shaft.submit_many(_created_by(creator, new)))
-        _note_unserved(shaft, new)
         if args.wait is not None:
             return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
+        _note_unserved(shaft, new)
     if args.json:
         items = [{"id": item.id, "duplicate": item.duplicate, "mismatch": item.mismatch} for item in made]
         print_json({"items": items})
@@ -274,9 +274,9 @@ def _submit_dag(given: Any, args: argparse.Namespace) -> int:
             )
         )
         ids = {key: task.id for key, task in made.tasks.items()}
-        _note_unserved(shaft, new.tasks)
         if args.wait is not None:
             return wait(shaft, list(ids.values()), args.wait, as_json=args.json)
+        _note_unserved(shaft, new.tasks)
         dag = shaft.get_dag(made.id)
     if args.json:
         print_json({"dag": dag, "tasks": ids, **({"duplicate": True} if made.duplicate else {})})
