@@ -124,6 +124,25 @@ async def test_a_form_becomes_typed_json_and_the_output_of_the_task(served: Serv
     assert f"{NAME} approved it" in text_of(await person.page(f"/approvals/{task_id}"))
 
 
+async def test_a_form_has_the_order_of_its_schema(served: Served) -> None:
+    """Which the database doesn't keep."""
+    names = ["verdict", "zeal", "by", "a_long_remark", "ok"]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in names},
+        "required": ["ok"],
+    }
+    task = await served.client.submit(
+        "ask",
+        required_capabilities=["human"],
+        output={"validation": "json-schema", "validation_schema": schema},
+    )
+
+    page = await Person(served).page(f"/approvals/{task['id']}")
+
+    assert re.findall(r"<label for=[^>]*>(?:<bdi>)?(verdict|zeal|by|a_long_remark|ok)\b", page) == names
+
+
 async def test_what_is_wrong_is_said_at_the_field_and_what_was_entered_is_kept(served: Served) -> None:
     task_id = await for_a_person(served)
     person = Person(served)

@@ -1,7 +1,9 @@
 """The overview and costs."""
 
 import csv
+import html
 import io
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -69,6 +71,16 @@ async def test_what_was_spent_today_and_in_these_days_agree(served: Served) -> N
         assert "Ended attempts, last hour $1.96" in page
     only = text_of(await Person(served).page("/costs?type=code"))
     assert "Cost of ended attempts $1.96" in only
+
+
+async def test_a_link_about_several_types_names_all_of_them(served: Served) -> None:
+    for name in ("mail", "mail", "code"):
+        await served.client.submit(name)
+
+    page = await Person(served).page("/")
+
+    (link,) = re.findall(r'href="(/tasks\?[^"]*type=[^"]*)"', page)
+    assert html.unescape(link) == "/tasks?status=READY&type=mail&type=code"
 
 
 async def test_an_empty_installation_says_what_to_do(served: Served) -> None:

@@ -1,7 +1,9 @@
 """DAGs: the list, the picture, and what is done to a DAG."""
 
+import re
 from xml.etree import ElementTree as ET
 
+import psycopg
 from playwright.async_api import expect
 
 from lineshaft.dashboard.pages.dags import _blockers, _states
@@ -47,6 +49,50 @@ async def test_a_dag_shows_its_picture_its_tasks_and_what_holds_it_up(served: Se
     assert ET.fromstring(svg.body).tag.endswith("svg")  # noqa: S314 - our own
     assert "sandbox" in svg.headers["content-security-policy"]
     assert "flowchart LR" in (await person.get(f"/dags/{dag}/picture.mmd")).body.decode()
+
+
+async def test_a_dag_has_one_longest_path_and_boxes_have_names(served: Served) -> None:
+    """By how long tasks take, not by their number: on the way to d, one slow task outweighs two fast ones."""
+    tasks = [
+        {"key": "slow", "type": "work"},
+        {"key": "fast-1", "type": "work"},
+        {"key": "fast-2", "type": "work", "depends_on": ["fast-1"]},
+        {"key": "d", "type": "work", "title": "Last", "depends_on": ["slow", "fast-2"]},
+    ]
+    reply = await served.client.post("/v1/dags", {"title": "Report", "tasks": tasks})
+    dag, ids = reply.json["dag"]["id"], reply.json["tasks"]
+    agent = await served.client.register()
+    held = dict([await served.client.hold(agent) for _ in range(2)])
+    for name in ("fast-1", "slow"):
+        if name == "slow":
+            with psycopg.connect(served.service.engine.database.dsn, autocommit=True) as connection:
+                connection.execute(
+                    "UPDATE lineshaft.task_live SET started_at = now() - interval '1 hour',"
+                    " first_started_at = now() - interval '1 hour' WHERE id = %s",
+                    [ids["slow"]],
+                )
+        done = {"claim_token": held[ids[name]], "output": {"data": 1}}
+        assert (await served.client.post(f"/v1/tasks/{ids[name]}/complete", done)).status == 200
+
+    page = await Person(served).page(f"/dags/{dag}")
+
+    tagged = {
+        name for name, row in ((key, _row(page, id_)) for key, id_ in ids.items()) if "longest path" in row
+    }
+    drawn = {
+        key
+        for key, id_ in ids.items()
+        if re.search(rf'class="[^"]*\bcritical\b[^"]*" data-task="{id_}"', page)
+    }
+    assert tagged == drawn
+    assert {"slow", "d"} <= tagged
+    assert all(f">{title}</text>" in page for title in ("slow", "fast-1", "fast-2", "Last"))
+
+
+def _row(page: str, task_id: str) -> str:
+    table = page[page.index('id="table-title"') :]
+    (row,) = [row for row in table.split("<tr")[1:] if f'href="/tasks/{task_id}"' in row]
+    return row
 
 
 async def test_a_completed_dag_says_how_many_of_its_tasks_were_cancelled(served: Served) -> None:

@@ -11,7 +11,7 @@ from lineshaft.dashboard.spec_compare import differences, merge_patch
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types import DeadLetterFilter, Scope
+from lineshaft.types import DeadLetterFilter, Scope, TaskFilter
 from tests.dashboard.conftest import Served, Visitor, scripts_run
 from tests.dashboard.forms import NAME, Person, text_of
 from tests.dashboard.records import addresses
@@ -183,6 +183,21 @@ async def test_a_whole_group_is_counted_first_tried_with_one_and_then_decided(se
     assert await statuses(served, [*ids, other]) == ["READY"] * 4 + ["DEAD_LETTERED"]
     letter = await served.service.engine.dead_letters.get(ids[0])
     assert (letter.reviewer, letter.note) == (NAME, "works")
+
+
+async def test_what_is_retried_behind_an_open_breaker_says_so_and_offers_a_reset(served: Served) -> None:
+    await some(served, 2)
+    engine, person = served.service.engine, Person(served)
+    (type_,) = {task.type for task in (await engine.read.tasks(TaskFilter())).items}
+    await engine.breakers.open(type_)
+    fields = hidden_fields(await person.page(DECIDE.format("retry")))
+
+    done = text_of(await person.act("/dead-letters/decide", fields | {"step": "all", "reason": "fixed"}))
+
+    assert f"Retried 2. The breaker of {type_} is open: they wait for its next probe" in done
+    assert "Reset the breaker" in done
+    await person.act(f"/guards/breakers/reset:{type_}", {"reason": "fixed"})
+    assert "is open" not in text_of(await person.page("/dead-letters"))
 
 
 async def test_a_decision_is_about_at_most_as_many_as_were_announced(served: Served) -> None:

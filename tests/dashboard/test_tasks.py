@@ -83,6 +83,7 @@ async def test_rows_say_why_in_one_line(served: Served) -> None:
     await fail(client, agent, "d", "401: the key has expired")
     await client.submit("e", title="Fifth")
     await client.submit("f", title="Sixth")
+    await client.submit("e", title="Eighth", required_capabilities=["gpu"])
     await client.post("/v1/pause", {"type": "f"})
     await client.submit("g", title="Seventh", required_capabilities=["human"])
     person = Person(served)
@@ -96,11 +97,12 @@ async def test_rows_say_why_in_one_line(served: Served) -> None:
     assert "auth_failure 401: the key has expired" in rows["Fourth"]
     assert "in the queue" in rows["Fifth"]
     assert "its type is paused" in rows["Sixth"]
+    assert "no agent can do it" in rows["Eighth"]
     assert "waits for a person" in rows["Seventh"]
 
 
 def _title(row: str) -> list[str]:
-    return re.findall(r"<bdi>(First|Second|Third|Fourth|Fifth|Sixth|Seventh)</bdi></a>", row)
+    return re.findall(r"<bdi>(First|Second|Third|Fourth|Fifth|Sixth|Seventh|Eighth)</bdi></a>", row)
 
 
 async def test_search_goes_to_the_task_or_dag_that_an_id_means(served: Served) -> None:

@@ -1,6 +1,7 @@
 """The metrics: each event is counted once, in transactions that stay short; agents are those of today."""
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from lineshaft.clock import MovableClock
 from lineshaft.duties.offline_detector import OfflineDetector
@@ -97,3 +98,26 @@ async def test_agents_of_long_ago_are_left_out(engine: Engine, clock: MovableClo
         ("gone today", "offline"),
         ("here", "active"),
     ]
+
+
+async def test_figures_are_read_where_nothing_can_be_written_and_say_how_old_they_are(
+    engine: Engine, clock: MovableClock, dsn: str
+) -> None:
+    """On a standby, or with a full disk, monitoring must not go dark."""
+    first, second = await claimed(engine, NewTask("code"), NewTask("code"))
+    await engine.work.complete([Completion(ref(first))])
+    await Tally(engine.database).count()
+    await engine.work.complete([Completion(ref(second))])
+    clock.advance(300)
+    read_only = make_conninfo(dsn, options="-c default_transaction_read_only=on")
+
+    async with Engine(read_only, clock=clock) as standby:
+        found = await MetricsReader(standby.database, standby.read, standby.fleet).read()
+        costs = await standby.read.costs()
+        throughput = await standby.read.throughput()
+
+    assert found.totals.completed == {"code": 1}
+    ages = (found.totals_age_sec, costs.figures_age_sec, throughput.figures_age_sec)
+    assert all(300 <= age < 360 for age in ages), ages
+    complete = await engine.read.costs()
+    assert complete.figures_age_sec == 0

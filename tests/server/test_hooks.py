@@ -292,5 +292,7 @@ async def test_without_its_secret_a_source_accepts_nothing(
     made = await deliver(client, "open", body, {})
     again = await deliver(client, "open", body, {})
 
-    assert (refused.status, refused.code) == (503, "unavailable")
+    unknown = await deliver(client, "nope", body, signed(body))
+    assert (refused.status, refused.code) == (401, "unauthorized")
+    assert refused.json["detail"].replace("github", "nope") == unknown.json["detail"]
     assert [reply.json["outcome"] for reply in (made, again)] == ["created", "duplicate"]

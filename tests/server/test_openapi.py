@@ -1,9 +1,12 @@
 """The OpenAPI document and the metrics: what programs read about the server."""
 
+import asyncio
 import re
+import shutil
 from html import escape
 from typing import Any
 
+import pytest
 from msgspec.inspect import EnumType, LiteralType, StructType
 
 from lineshaft.clock import MovableClock
@@ -118,12 +121,14 @@ async def test_the_page_for_people_needs_nothing_from_elsewhere(client: Client) 
 
 METRICS = {
     "task_queue_depth": ("gauge", {"status", "priority_tier"}),
-    "task_queue_wait_seconds": ("gauge", {"quantile"}),
+    "task_queue_wait_quantiles_seconds": ("summary", {"quantile"}),
+    "task_queue_wait_seconds": ("untyped", {"quantile"}),
     "tasks_completed_total": ("counter", {"type"}),
     "tasks_failed_total": ("counter", {"reason"}),
     "tasks_dead_lettered_total": ("counter", set()),
     "tasks_duplicate_total": ("counter", set()),
-    "task_cost_usd": ("counter", {"type", "agent", "model"}),
+    "task_cost_usd_total": ("counter", {"type", "agent", "model"}),
+    "task_cost_usd": ("untyped", {"type", "agent", "model"}),
     "daily_spend_usd": ("gauge", set()),
     "artifact_store_bytes": ("gauge", set()),
     "artifact_store_contents": ("gauge", set()),
@@ -133,6 +138,7 @@ METRICS = {
     "agent_claim_success_rate": ("gauge", {"agent_id"}),
     "source_firings_total": ("counter", {"source", "outcome"}),
     "source_lag_seconds": ("gauge", set()),
+    "totals_age_seconds": ("gauge", set()),
 }
 
 
@@ -142,6 +148,10 @@ async def samples(client: Client) -> dict[str, float]:
     lines = reply.body.decode().splitlines()
     kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     assert kinds == {name: kind for name, (kind, _) in METRICS.items()}
+    # What `promtool check metrics` says of names.
+    for metric, (kind, known) in METRICS.items():
+        assert kind != "counter" or metric.endswith("_total")
+        assert "quantile" not in known or kind in {"summary", "untyped"}
     found = {}
     for line in lines:
         if not line.startswith("#"):
@@ -183,7 +193,29 @@ async def test_metrics_have_the_names_of_004(serve: Serve, clock: MovableClock) 
     assert 0 < found[f"agent_utilization{{{me}}}"] <= 1
     assert found[f"agent_heartbeat_misses_total{{{me}}}"] == 0
     assert found[f"agent_claim_success_rate{{{me}}}"] == 0.25
+    assert {f'task_queue_wait_quantiles_seconds{{quantile="{q}"}}' for q in (0.5, 0.95, 0.99)} <= found.keys()
+    assert found["totals_age_seconds"] == 0
     assert {f'task_queue_wait_seconds{{quantile="{q}"}}' for q in ("p50", "p95", "p99")} <= found.keys()
+
+
+async def test_metrics_please_prometheus(client: Client) -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("needs promtool (apt-get install prometheus)")
+    agent = await client.register("a", budget_usd=10)
+    await client.submit("code")
+    task_id, token = await client.hold(agent)
+    await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token, "cost_usd": 0.25})
+    body = (await client.get("/metrics")).body
+
+    checked = await asyncio.create_subprocess_exec(
+        *(promtool, "check", "metrics"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await checked.communicate(body)
+
+    assert (checked.returncode, said.decode()) == (0, "")
 
 
 async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> None:
@@ -207,4 +239,5 @@ async def test_metrics_of_an_empty_queue(client: Client) -> None:
         "artifact_store_bytes": 0,
         "artifact_store_contents": 0,
         "source_lag_seconds": 0,
+        "totals_age_seconds": 0,
     }

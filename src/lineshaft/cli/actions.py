@@ -27,6 +27,10 @@ def sentence(help_: str) -> str:
     return f"{help_[0].upper()}{help_[1:]}."
 
 
+def counted(tasks: int) -> str:
+    return f"{tasks} task{'s' * (tasks != 1)}"
+
+
 def add_reviewer(action: argparse.ArgumentParser) -> None:
     action.add_argument("--reviewer", help="who decides (default: your user name)")
 

@@ -4,9 +4,15 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.actions import add_reviewer, print_items, print_result, reviewer
+from lineshaft.cli.actions import add_reviewer, counted, print_done, print_items, print_result, reviewer
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import task_id
+from lineshaft.cli.letter_filters import (
+    add_letter_filters,
+    check_letters,
+    has_letter_filters,
+    matching_letters,
+)
 from lineshaft.cli.output import (
     Id,
     When,
@@ -38,10 +44,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list dead letters", description="List open dead letters.")
-    listing.add_argument("--type")
-    listing.add_argument("--category")
-    listing.add_argument("--contains", dest="error_contains", metavar="TEXT", help="part of the error")
-    listing.add_argument("--poison", action="store_true", help="only poison pills")
+    add_letter_filters(listing)
     listing.add_argument("--reviewed", action="store_true", help="resolved dead letters instead of open ones")
     listing.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N (default: 50)")
     listing.set_defaults(run=list_)
@@ -53,17 +56,22 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     resolve = actions.add_parser(
         "resolve",
         help="resolve one or more dead letters",
-        description="Resolve dead letters: retry, modify_and_retry (with --spec), cancel, delete (hides the "
-        "entry) or escalate.",
+        description="Resolve dead letters, or all open ones that match filters: retry, modify_and_retry "
+        "(with --spec), cancel, delete (hides the entry) or escalate.",
     )
     retry = actions.add_parser(
         "retry",
         help="retry one or more dead letters",
-        description="Retry dead letters: short for 'resolve --resolution retry'.",
+        description="Retry dead letters, or all open ones that match filters: short for 'resolve "
+        "--resolution retry'.",
     )
     retry.set_defaults(run=resolve_, resolution="retry", spec=None)
     for action in (resolve, retry):
-        action.add_argument("ids", nargs="+", metavar="TASK", help="ids of the tasks, or short forms")
+        action.add_argument("ids", nargs="*", metavar="TASK", help="ids of the tasks, or short forms")
+        add_letter_filters(action)
+        action.add_argument(
+            "--dry-run", action="store_true", help="only list the tasks that would be resolved"
+        )
         action.add_argument("--not-before", metavar="TIME", help="retry at this time (ISO 8601)")
         forget = action.add_mutually_exclusive_group()
         forget.add_argument(
@@ -94,18 +102,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def list_(args: argparse.Namespace) -> int:
     with connect(args) as shaft:
-        letters, more = collect(
-            lambda limit, cursor: shaft.dead_letters(
-                type=args.type or (),
-                category=args.category or (),
-                error_contains=args.error_contains,
-                poison_pill=args.poison or None,
-                reviewed=args.reviewed,
-                limit=limit,
-                cursor=cursor,
-            ),
-            args.limit,
-        )
+        letters, more = matching_letters(shaft, args, args.limit, reviewed=args.reviewed)
     return print_items(
         args,
         letters,
@@ -153,6 +150,31 @@ def resolve_(args: argparse.Namespace) -> int:
 
     if (args.spec is not None) != (args.resolution == "modify_and_retry"):
         raise UsageError("--resolution modify_and_retry needs --spec, and only it takes one.")
+    decision = _decision(args)
+    resolution = Resolution(args.resolution)
+    resolved, failed = [], 0
+    check_letters(args, ids=bool(args.ids))
+    with connect(args) as shaft:
+        names = args.ids or [letter.task_id for letter in matching_letters(shaft, args)[0]]
+        if args.dry_run:
+            names = [task_id(shaft, name) for name in names]
+            return print_done(args, names, "\n".join([*names, f"Matching: {counted(len(names))}."]))
+        for name in names:
+            try:
+                resolved.append(shaft.resolve(task_id(shaft, name), resolution, **decision))
+            except LineshaftError as error:
+                failed += 1
+                print_note(f"{name}: {error}")
+    if has_letter_filters(args):
+        print_note(f"Resolved {counted(len(resolved))}.")
+    if args.json:
+        print_json(resolved)
+    elif resolved:
+        print_table(("TASK", "STATUS"), [(Id(task.id), task.status) for task in resolved], empty="")
+    return 1 if failed else 0
+
+
+def _decision(args: argparse.Namespace) -> dict[str, Any]:
     decision: dict[str, Any] = {"reviewer": reviewer(args), "note": args.note}
     if args.spec is not None:
         decision["spec"] = json_value("--spec", args.spec)
@@ -160,20 +182,7 @@ def resolve_(args: argparse.Namespace) -> int:
         decision["not_before"] = time_value("--not-before", args.not_before)
     if args.forget_steps is not None:
         decision["forget_steps"] = args.forget_steps
-    resolution = Resolution(args.resolution)
-    resolved, failed = [], 0
-    with connect(args) as shaft:
-        for name in args.ids:
-            try:
-                resolved.append(shaft.resolve(task_id(shaft, name), resolution, **decision))
-            except LineshaftError as error:
-                failed += 1
-                print_note(f"{name}: {error}")
-    if args.json:
-        print_json(resolved)
-    elif resolved:
-        print_table(("TASK", "STATUS"), [(Id(task.id), task.status) for task in resolved], empty="")
-    return 1 if failed else 0
+    return decision
 
 
 def review_(args: argparse.Namespace) -> int:

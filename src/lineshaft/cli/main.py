@@ -119,6 +119,24 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _with_default_action(top: argparse.ArgumentParser, arguments: Sequence[str]) -> Sequence[str]:
+    """A command without an action lists, if it has a list: 'lineshaft agents --json'."""
+    command = _choices(top).get(arguments[0]) if arguments else None
+    if command is None or "list" not in _choices(command):
+        return arguments
+    rest = list(arguments[1:])
+    if rest and (not rest[0].startswith("-") or rest[0] in {"-h", "--help"}):
+        return arguments
+    return [arguments[0], "list", *rest]
+
+
+def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:  # noqa: SLF001 - there is no public way to it
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            return dict(action.choices)
+    return {}
+
+
 def _help_formatter(prog: str) -> argparse.HelpFormatter:
     formatter = argparse.HelpFormatter(prog, max_help_position=16)
     # argparse forgets the indentation of commands, and would put the help of long names on a second line.
@@ -129,7 +147,7 @@ def _help_formatter(prog: str) -> argparse.HelpFormatter:
 def main(arguments: Sequence[str] | None = None) -> int:
     prepare_streams()
     top = parser()
-    args = top.parse_args(arguments)
+    args = top.parse_args(_with_default_action(top, sys.argv[1:] if arguments is None else arguments))
     if not hasattr(args, "run"):
         top.print_help(sys.stderr)
         return 2

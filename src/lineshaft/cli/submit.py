@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lineshaft.cli.connection import add_flags, connect
+from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import dag_id, task_id, task_ids
-from lineshaft.cli.output import Id, print_facts, print_json, print_table
+from lineshaft.cli.output import Id, print_facts, print_json, print_note, print_table
 from lineshaft.cli.usage import UsageError, json_value, seconds
 from lineshaft.cli.wait import DEFAULT_SEC, wait
 from lineshaft.errors import ForbiddenError, InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lineshaft.client.blocking import SyncLineshaft
     from lineshaft.types import NewTask
@@ -38,6 +38,8 @@ _FIELDS = (
     *("depends_on", "required_capabilities", "model_preferences", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
 )
+#: Agents that are asked whether they take a type, and types that are named if none does.
+_MOST_AGENTS, _MOST_NAMED = 500, 10
 #: Characters of a file: far more than one call accepts.
 MAX_FILE = 64 << 20
 
@@ -204,6 +206,7 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
         made = _as_person(lambda creator: shaft.submit(*_created_by(creator, [new])))
         if args.wait is not None:
             return wait(shaft, [made.id], args.wait, as_json=args.json)
+        _note_unserved(shaft, [new])
         task = shaft.get(made.id)
     if args.json:
         print_json(replace(task, duplicate=True, mismatch=made.mismatch or UNSET) if made.duplicate else task)
@@ -211,6 +214,22 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
         note = " (existing task with this idempotency key)" if made.duplicate else ""
         print_facts([("Task", made.id + note), ("Status", task.status)])
     return 0
+
+
+def _note_unserved(shaft: "SyncLineshaft", tasks: "Iterable[NewTask]") -> None:
+    """Say which types no active agent takes: a misspelt one would wait without a word."""
+    active, more = collect(
+        lambda limit, cursor: shaft.agents(status="active", limit=limit, cursor=cursor), _MOST_AGENTS
+    )
+    if more or any(agent.types is None for agent in active):
+        return
+    served = {name for agent in active for name in agent.types or ()}
+    by_agents = [task.type for task in tasks if "human" not in (task.required_capabilities or ())]
+    for name in [name for name in dict.fromkeys(by_agents) if name not in served][:_MOST_NAMED]:
+        print_note(
+            f"No active agent takes tasks of type {name!r}: they wait until one starts. 'lineshaft types' "
+            "lists the types that agents take."
+        )
 
 
 def _resolve_ids(shaft: "SyncLineshaft", given: dict[str, Any]) -> None:
@@ -230,6 +249,7 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
         made = _as_person(lambda creator: shaft.submit_many(_created_by(creator, new)))
         if args.wait is not None:
             return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
+        _note_unserved(shaft, new)
     if args.json:
         items = [{"id": item.id, "duplicate": item.duplicate, "mismatch": item.mismatch} for item in made]
         print_json({"items": items})
@@ -256,6 +276,7 @@ def _submit_dag(given: Any, args: argparse.Namespace) -> int:
         ids = {key: task.id for key, task in made.tasks.items()}
         if args.wait is not None:
             return wait(shaft, list(ids.values()), args.wait, as_json=args.json)
+        _note_unserved(shaft, new.tasks)
         dag = shaft.get_dag(made.id)
     if args.json:
         print_json({"dag": dag, "tasks": ids, **({"duplicate": True} if made.duplicate else {})})

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from lineshaft.cli.actions import print_done, print_items, print_result
+from lineshaft.cli.actions import counted, print_done, print_items, print_result
 from lineshaft.cli.connection import add_flags, collect, connect
 from lineshaft.cli.ids import dag_id, task_id, task_ids
+from lineshaft.cli.letter_filters import add_letter_filters, check_letters, matching_letters
 from lineshaft.cli.output import (
     Id,
     Verbatim,
@@ -83,8 +84,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "retry",
         help="retry a dead letter, a cancelled task or one that waits for its retry",
         description="Retry a task. A DEAD_LETTERED or CANCELLED task starts again with fresh counters; a "
-        "RETRYING task is due at once.",
+        "RETRYING task is due at once. With filters instead of a task: all dead letters that match.",
     )
+    retry.add_argument("id", nargs="?", metavar="TASK", help="the id of the task, or its short form")
+    add_letter_filters(retry)
+    retry.add_argument("--dry-run", action="store_true", help="only list the tasks that would be retried")
+    add_flags(retry)
     retry.set_defaults(run=retry_)
     rerun = actions.add_parser(
         "rerun",
@@ -136,7 +141,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     top = commands.add_parser("why", help=help_, description=_WHY)
     for action in (why, top):
         action.set_defaults(run=why_)
-    for action in (show, result, cancel, retry, rerun, change, why, top):
+    for action in (show, result, cancel, rerun, change, why, top):
         action.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
         add_flags(action)
 
@@ -299,6 +304,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Progress", "" if task.progress is None else _compact(task.progress)),
         ("Output", "" if output is None else pretty(output)),
         ("Output", "" if large is None else f"{large} ({task.output.size} bytes)"),
+        ("Artifacts", "\n".join(task.output.artifacts)),
     ]
     print_facts([(name, value) for name, value in facts if value])
 
@@ -365,8 +371,18 @@ def cancel_(args: argparse.Namespace) -> int:
 
 
 def retry_(args: argparse.Namespace) -> int:
+    from lineshaft.types import MatchedTasks  # noqa: PLC0415 - slow to import
+
+    check_letters(args, ids=args.id is not None)
     with connect(args) as shaft:
-        return print_status(args, shaft.retry(task_id(shaft, args.id)))
+        if args.id is not None and not args.dry_run:
+            return print_status(args, shaft.retry(task_id(shaft, args.id)))
+        found = [args.id] if args.id else [letter.task_id for letter in matching_letters(shaft, args)[0]]
+        names = [task_id(shaft, name) for name in found]
+        if not args.dry_run:
+            for name in names:
+                shaft.retry(name)
+    return _print_matched(args, MatchedTasks(names, len(names)), "Retried")
 
 
 def rerun_(args: argparse.Namespace) -> int:
@@ -401,8 +417,7 @@ def _filters(shaft: "SyncLineshaft", args: argparse.Namespace) -> "TaskFilters":
 
 
 def _print_matched(args: argparse.Namespace, matched: "MatchedTasks", done: str) -> int:
-    count = f"{matched.count} task{'s' * (matched.count != 1)}"
-    lines = [*matched.ids, f"{'Matching' if args.dry_run else done}: {count}."]
+    lines = [*matched.ids, f"{'Matching' if args.dry_run else done}: {counted(matched.count)}."]
     return print_done(args, matched, "\n".join(lines))
 
 

@@ -20,9 +20,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="show and set defaults of task types",
         description="List task types with the limits of tasks that leave them out, and their agents.",
     )
-    command.set_defaults(run=list_)
-    add_flags(command)
-    actions = command.add_subparsers(title="actions", metavar="ACTION")
+    actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list types", description="List types.")
     listing.set_defaults(run=list_)
     show = actions.add_parser(

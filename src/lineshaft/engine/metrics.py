@@ -5,11 +5,12 @@ from msgspec import Struct
 from lineshaft.engine.agents import Fleet
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.queries import Queries
-from lineshaft.engine.read.snapshot import in_snapshot
-from lineshaft.engine.read.tally import SLICES, Tally, Totals
+from lineshaft.engine.read.snapshot import Reader, in_snapshot
+from lineshaft.engine.read.tally import Tally, Totals, figures_age_sec
 from lineshaft.engine.read.throughput import read_waits
 from lineshaft.engine.sources.registry import SourceRegistry
 from lineshaft.types import AgentInfo, Stats
+from lineshaft.types.stats import Waits
 
 #: Agents that have been offline for longer are left out: an agent without an id of its own is a new one at
 #: each start, so there may be thousands.
@@ -29,6 +30,8 @@ class Metrics(Struct, frozen=True):
     firings: list[tuple[str, str, int]]
     #: How many seconds the oldest due tick of a schedule is late.
     source_lag_sec: float
+    #: How long ago the oldest event happened that the totals lack.
+    totals_age_sec: float
 
 
 class MetricsReader:
@@ -40,8 +43,12 @@ class MetricsReader:
         self._tally = Tally(database)
 
     async def read(self) -> Metrics:
-        await self._tally.count(SLICES)
-        waits = await in_snapshot(self._database, read_waits)
+        await self._tally.count_for_reading()
+
+        async def read(reader: Reader) -> tuple[Waits, float]:
+            return await read_waits(reader), await figures_age_sec(reader)
+
+        waits, totals_age_sec = await in_snapshot(self._database, read)
         quantiles = {"p50": waits.p50_sec, "p95": waits.p95_sec, "p99": waits.p99_sec}
         return Metrics(
             await self._tally.totals(),
@@ -51,4 +58,5 @@ class MetricsReader:
             await self._fleet.utilization(),
             await self._sources.totals(),
             await self._sources.lag(),
+            totals_age_sec,
         )

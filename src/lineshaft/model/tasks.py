@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import attempt_limit, money, shown
 from lineshaft.model.durations import Duration, in_seconds
+from lineshaft.model.field_order import with_order
 from lineshaft.model.fields import (
     CHECKS,
     LIMIT_CHECKS,
@@ -571,7 +572,8 @@ def _context_refs(spec: Mapping[str, Any], faults: Faults) -> tuple[tuple[str, .
 
 def _gates_json(gates: Sequence[Gate], gate_faults: GateFaults, faults: Faults) -> bytes:
     before = len(faults)
-    encoded = stored_json("output.validation_schema", gates, faults)
+    ordered = [Gate(gate.method, with_order(gate.schema)) for gate in gates]
+    encoded = stored_json("output.validation_schema", ordered, faults)
     # Don't check schemas that aren't JSON or are too large.
     if len(faults) == before:
         faults += [(f"output.{place}", fault) for place, fault in gate_faults(gates)]
@@ -587,8 +589,14 @@ def _unknown_methods(gates: Sequence[Gate]) -> Iterable[tuple[str, str]]:
             )
 
 
-def _retry_json(spec: RetrySpec, preset: str, faults: Faults) -> bytes | None:
-    """Only the given fields are stored; NULL means the preset's policy."""
+def _retry_json(spec: Any, preset: str, faults: Faults) -> bytes | None:
+    """Only the given fields are stored; NULL means the preset's policy. Python callers may pass a dict."""
+    try:
+        if not isinstance(spec, RetrySpec):
+            spec = msgspec.convert(spec, RetrySpec)
+    except msgspec.ValidationError as error:
+        faults.append(("retry", f"must be a RetrySpec, or an object like one: {error}"))
+        return None
     try:
         try:
             return _checked_retry(spec, preset)

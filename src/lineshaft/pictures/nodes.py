@@ -87,7 +87,8 @@ def nodes_of(tasks: Iterable[Task], now: datetime) -> list[DagNode]:
     return [
         DagNode(
             id=task.id,
-            title=task.title,
+            # A task without a title of its own has its type as one, which the box shows anyway.
+            title=task.key if task.key and task.title == task.type else task.title,
             type=task.type,
             status=task.status,
             duration_sec=_duration(task.first_started_at, task.ended_at or now),

@@ -1,6 +1,6 @@
 """The work that a template makes: a task, a DAG or a goal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -128,17 +128,28 @@ def _check_dag(dag: Any, faults: list[tuple[str, str]]) -> None:
 
 
 def _check_order(tasks: list[dict[str, Any]], faults: list[tuple[str, str]]) -> None:
-    """Refuse a cycle that no event can change: a name that is an expression differs from all keys."""
-    depends_on = {task.get("key"): task.get("depends_on", ()) for task in tasks}
-    lists = {
-        str(key): [name for name in names if isinstance(name, str)]
-        for key, names in depends_on.items()
-        if key is not None and isinstance(names, list | tuple)
-    }
+    """Refuse a cycle, or a key used twice, that no event can change: a name that is an expression differs."""
+    lists: dict[str, list[str]] = {}
+    for number, task in enumerate(tasks):
+        key = task.get("key")
+        if not isinstance(key, str):
+            continue
+        if key in lists and "${" not in key:
+            faults.append((f"template.dag.tasks[{number}].key", f"{key!r} is used twice in this template"))
+        lists[key] = list(_waits_for(task))
     try:
         graph.order(lists)
     except CycleError as error:
         faults.append(("template.dag.tasks", f"{error.errors[0][0]} {error.errors[0][1]}"))
+
+
+def _waits_for(task: Mapping[str, Any]) -> Iterator[str]:
+    """What is in depends_on, and the tasks whose outputs are its inputs."""
+    inputs = task.get("inputs")
+    for names in (task.get("depends_on"), *(inputs.values() if isinstance(inputs, dict) else ())):
+        for name in names if isinstance(names, list | tuple) else (names,):
+            if isinstance(name, str):
+                yield name
 
 
 def _check_task(task: Any, place: str, faults: list[tuple[str, str]], *, keys: bool) -> None:

@@ -35,3 +35,5 @@ class Attention(Struct, frozen=True, kw_only=True):
     dags_over_budget: int
     #: Tasks with a disputed cost.
     disputed_tasks: int = 0
+    #: Those of `agents_offline` with a process that fell silent without having left.
+    agents_lost: int = 0

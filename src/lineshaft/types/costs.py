@@ -153,3 +153,5 @@ class Costs(Struct, frozen=True, kw_only=True):
     disputed_usd: Decimal = Decimal(0)
     #: The tasks with the most of it.
     disputed: list[DisputedCost] = field(default_factory=list)
+    #: How old the figures are: more than seconds where the database accepts no writes.
+    figures_age_sec: float = 0.0

@@ -3,7 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from lineshaft.model.open_enum import OpenEnum
 from lineshaft.model.priority import Tier
@@ -54,6 +54,8 @@ class ThroughputHistory(Struct, frozen=True):
     #: Sixty minutes, oldest first; the last is the current one.
     minutes: list[Minute]
     waits: Waits
+    #: How old the figures are: more than seconds where the database accepts no writes.
+    figures_age_sec: float = 0.0
 
 
 class ArtifactUsage(Struct, frozen=True):
@@ -79,6 +81,8 @@ class Stats(Struct, frozen=True, kw_only=True):
     artifacts: ArtifactUsage
     #: Types that are paused; `*` is every type.
     paused: list[str]
+    #: States whose number in `by_status` is an estimate.
+    by_status_estimated: list[Status] = field(default_factory=list)
 
 
 class Readiness(Struct, frozen=True):

@@ -5,8 +5,9 @@ import pytest
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import NotClaimableError
 from lineshaft.model.tasks import NewTask
-from lineshaft.types.work import Failure
+from lineshaft.types.work import Failure, Release
 from tests.engine.guards.breaker_helpers import AGAIN, POLICY, breaker, event_kinds, opened, probing, state
+from tests.engine.review.test_dead_letters import decision
 from tests.world import World, ref, spawn_children
 
 
@@ -245,3 +246,21 @@ async def test_one_task_probes_its_type_and_its_model(world: World) -> None:
     assert [item and item.probe_task_id for item in found] == [probe.id] * 2
     await world.complete(probe)
     assert [await state(world, key) for key in ("code", "model:x")] == [("closed", 0)] * 2
+
+
+async def test_what_a_person_has_changed_is_the_probe(world: World) -> None:
+    """Its siblings would fail as before, and the breaker would open again."""
+    agent, rust = await world.agent(), await world.agent(capabilities=["rust"])
+    broken = await world.one(max_attempts=1, required_capabilities=["rust"])
+    await world.fail(await world.take(rust), category="auth_failure")
+    await opened(world, agent, n=1)
+    siblings = [await world.one(priority=0) for _ in range(2)]
+    await world.engine.dead_letters.resolve(broken, decision("modify_and_retry", spec={"fixed": True}))
+    world.age(seconds=61)
+
+    (probe,) = await world.claim(agent, 3)
+    assert probe.id in siblings, "this agent can't take the one that was changed"
+    await world.engine.work.release([Release(ref(probe))])
+
+    (probe,) = await world.claim(rust, 3)
+    assert probe.id == broken

@@ -81,6 +81,20 @@ async def test_events_metrics_and_generations_go_on(
     assert connection.execute(f"{opened_here} FROM lineshaft.generation").fetchone() == (True,)
 
 
+async def test_what_wasnt_counted_before_the_dump_is_counted_after_it(
+    world: World, dsn: str, connection: psycopg.Connection
+) -> None:
+    await complete_one(world)
+    assert await completed(world) == 1
+    await complete_one(world)
+    as_from_elsewhere(connection)
+
+    migrate.up(dsn)
+
+    await complete_one(world)
+    assert await completed(world) == 3
+
+
 async def test_readers_start_again(world: World, dsn: str, connection: psycopg.Connection) -> None:
     """Their cursors have no meaning here: they expire, and destinations of notifications start from now."""
     events = Events(world.engine.database)

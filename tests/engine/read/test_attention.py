@@ -64,6 +64,7 @@ async def test_everything_that_needs_a_person(world: World, clock: MovableClock)
     money = (found.daily_budget_usd, found.spent_today_usd, found.reserved_usd)
     assert money == (Decimal(50), Decimal(12), Decimal(0))
     assert (found.agents_active, found.agents_draining, found.agents_offline) == (1, 0, 1)
+    assert found.agents_lost == 1, "it fell silent"
 
 
 async def test_counts_end_at_a_thousand(world: World, connection: psycopg.Connection) -> None:

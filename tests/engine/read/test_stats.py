@@ -73,6 +73,7 @@ async def test_depth_by_state_and_tier(database: Database, factory: Factory) -> 
         ("CANCELLED", None): 1,
     }
     assert all(item.exact for item in stats.depth)
+    assert stats.by_status_estimated == []
     assert stats.by_status[Status.READY] == 6
 
 
@@ -122,6 +123,7 @@ async def test_few_of_a_state_are_exact_among_many_of_others(
 
     exact = {item.status: item.count for item in stats.depth if item.exact}
     assert exact == {Status.RUNNING: 2, Status.CLAIMED: 1, Status.RETRYING: 1}
+    assert set(stats.by_status_estimated) == set(stats.by_status) - set(exact) != set()
     (ready,) = [item for item in stats.depth if item.status is Status.READY]
     # 60 pages of some 500 at random: the number varies by 13 per cent, four times that never happens.
     assert ready.count == pytest.approx(20_000, rel=0.6)

@@ -111,6 +111,27 @@ async def test_refused_work_is_a_failure(world: World) -> None:
     assert column(world, "SELECT count(*) FROM lineshaft.task, lineshaft.source_work") == [0]
 
 
+async def test_a_template_with_a_cycle_of_inputs_or_a_key_twice_is_refused_when_it_is_stored(
+    world: World,
+) -> None:
+    cases: list[tuple[list[dict[str, Any]], str]] = [
+        (
+            [
+                {"key": "a", "type": "t", "inputs": {"x": "b"}},
+                {"key": "b", "type": "t", "inputs": {"all": ["a"]}},
+            ],
+            r"template\.dag\.tasks: .* a cycle: .* → ",
+        ),
+        (
+            [{"key": "a", "type": "t"}, {"key": "a", "type": "t"}],
+            r"template\.dag\.tasks\[1\]\.key: 'a' is used twice",
+        ),
+    ]
+    for tasks, error in cases:
+        with pytest.raises(InvalidInputError, match=error):
+            await put(world.engine, webhook(template={"dag": {"title": "x", "tasks": tasks}}))
+
+
 async def test_a_template_with_a_cycle_is_refused_when_it_is_stored(world: World) -> None:
     tasks = [
         {"key": "a", "type": "a", "spec": {"n": "${event.n}"}, "depends_on": ["c"]},

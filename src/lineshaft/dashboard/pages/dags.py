@@ -14,7 +14,7 @@ from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model import graph
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
-from lineshaft.pictures import DagPicture, dag_mermaid, dag_svg, edges_of, nodes_of
+from lineshaft.pictures import DagPicture, critical_path, dag_mermaid, dag_svg, edges_of, nodes_of
 from lineshaft.pictures.nodes import Box, Group
 from lineshaft.types import Dag, DagFilter, Task, TaskFilter
 from lineshaft.types.page import MAX_LIMIT
@@ -68,6 +68,9 @@ async def _view(visit: Visit) -> View | Response:
     shown = await _read(visit)
     if isinstance(shown, Response):
         return shown
+    nodes = nodes_of(shown.tasks, datetime.now(UTC))
+    # The one that the picture draws: by how long tasks take.
+    longest = set(critical_path(nodes, edges_of(shown.tasks)))
     return View(
         "dag.html",
         shown.dag.title,
@@ -82,7 +85,8 @@ async def _view(visit: Visit) -> View | Response:
             "failed_count": shown.dag.counts.get(Status.DEAD_LETTERED, 0),
             "picture": _picture(shown, visit),
             "collapsed": _is_collapsed(visit),
-            "critical": set(shown.dag.critical_path),
+            "critical": longest,
+            "steps_left": sum(node.id in longest and not node.status.ended for node in nodes),
             "blockers": _blockers(shown.tasks),
             "spans": _spans(shown.tasks),
         },

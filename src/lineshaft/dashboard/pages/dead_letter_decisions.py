@@ -48,8 +48,11 @@ async def resolve(visit: Visit) -> Done | View:
         await visit.engine.dead_letters.resolve(task_id, decision)
     except LineshaftError as error:
         return _refused(await letter_view(visit), error)
-    past = WORDS[Resolution(decision.resolution)].past
-    return Done(f"/dead-letters/{segment(task_id)}", f"{past} by {visit.actor}.")
+    resolution = Resolution(decision.resolution)
+    message = f"{WORDS[resolution].past} by {visit.actor}."
+    if resolution in RETRIES:
+        message += await _behind_breakers(visit, [task_id])
+    return Done(f"/dead-letters/{segment(task_id)}", message)
 
 
 def _refused(view: View, error: LineshaftError) -> View:
@@ -217,6 +220,8 @@ async def _after_decision(
     if outcome.refused:
         reasons = "; ".join(reason for _, reason in outcome.refused[:_SHOWN_REFUSALS])
         message += f" {len(outcome.refused):,} could not be decided: {reasons}"
+    if resolution in RETRIES:
+        message += await _behind_breakers(visit, outcome.decided)
     message += await _decided_before(visit, wanted, outcome)
     # An escalated letter of a selection still waits for another decision.
     if not left or resolution is Resolution.ESCALATE:
@@ -228,6 +233,19 @@ async def _after_decision(
     if visit.form.get("step") == "one" and outcome.decided:
         fields.append(("tried", outcome.decided[0]))
     return Done(f"/dead-letters/decide?{urlencode(fields)}", message)
+
+
+async def _behind_breakers(visit: Visit, task_ids: list[str]) -> str:
+    """That retried tasks wait all the same: their breaker is open."""
+    opened = set((await visit.engine.read.attention()).open_breakers)
+    if not opened:
+        return ""
+    tasks = await visit.engine.read.tasks_by_id(task_ids[:MOST_LETTERS])
+    keys = sorted(opened & {task.type for task in tasks})
+    if not keys:
+        return ""
+    which = f"The breaker of {printable(', '.join(keys[:_SHOWN_REFUSALS]))} is open"
+    return f" {which}: they wait for its next probe, or until you reset it."
 
 
 async def _decided_before(visit: Visit, wanted: LetterSelection, outcome: _DecisionOutcome) -> str:

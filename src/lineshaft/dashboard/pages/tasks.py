@@ -1,21 +1,23 @@
 """Tasks: the list with its filters, search, and what is done to many at once."""
 
+import asyncio
 import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
+from lineshaft.dashboard.pages.overview import WORDS
 from lineshaft.dashboard.visit import EVERYTHING, Done, Pages, Values, View, Visit
 from lineshaft.engine.read.ids import IdKind
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model.printable import printable
 from lineshaft.model.states import ENDED, LIVE, TRANSIENT, Status
 from lineshaft.model.storable import is_storable
-from lineshaft.types import Page, Scope, Stats, Task, TaskFilter, TaskOrder
+from lineshaft.types import Page, Scope, Stats, Task, TaskFilter, TaskOrder, Why
 from lineshaft.types.filters import MatchedTasks
 
 pages = Pages()
@@ -23,6 +25,8 @@ pages = Pages()
 _ROWS = 50
 #: Tasks that can be chosen one by one, and those of a bulk action that are shown before it.
 _MOST_CHOSEN, _SAMPLE = 500, 10
+#: Lanes of a page whose tasks are explained.
+_MOST_LANES = 10
 #: A bulk action stops after this time, reports what it did, and offers to continue.
 _LONGEST_SEC = 15.0
 _CHUNK = 100
@@ -115,6 +119,7 @@ async def tasks(visit: Visit) -> View:
         "wanted": wanted,
         "page": page,
         "tabs": _tabs(wanted, stats),
+        "stuck": await _stuck(visit, page.items),
         "can_order": not ENDED & set(wanted.fields.get("status", ())),
         "suggestions": _suggestions(page),
         "verbs": [verb for verb in VERBS.values() if verb.suits(wanted)],
@@ -144,6 +149,23 @@ async def _page(visit: Visit, wanted: TaskListQuery) -> Page[Task]:
         return await read.tasks(wanted.filter, order=wanted.order, limit=_ROWS)
 
 
+async def _stuck(visit: Visit, tasks: Sequence[Task]) -> dict[str, str]:
+    """Why READY tasks stay so, by their ids. Tasks of one lane have the same agents: one of each is asked."""
+    lanes: dict[object, list[str]] = {}
+    for task in tasks:
+        if task.status is Status.READY and not task.parked:
+            wishes = (task.required_capabilities, task.model_preferences, task.fallback_models)
+            lanes.setdefault((task.type, str(wishes), task.max_cost_usd), []).append(task.id)
+    asked = list(lanes.values())[:_MOST_LANES]
+    found = await asyncio.gather(*(visit.engine.read.why(ids[0]) for ids in asked), return_exceptions=True)
+    words: dict[str, str] = {}
+    for ids, why in zip(asked, found, strict=True):
+        # The task may have been deleted meanwhile.
+        if isinstance(why, Why) and why.reasons:
+            words |= dict.fromkeys(ids, WORDS.get(why.reasons[0].code, why.reasons[0].detail))
+    return words
+
+
 class Tab(Struct, frozen=True):
     label: str
     status: Status | None
@@ -169,8 +191,7 @@ def _tabs(wanted: TaskListQuery, stats: Stats | None) -> list[Tab]:
 
 
 def _count(stats: Stats, status: Status) -> str:
-    exact = all(depth.exact for depth in stats.depth if depth.status is status)
-    return rough(stats.by_status.get(status, 0), exact=exact)
+    return rough(stats.by_status.get(status, 0), exact=status not in stats.by_status_estimated)
 
 
 def rough(count: int, *, exact: bool) -> str:

@@ -422,27 +422,37 @@ class Claims:
         tasks: list[ClaimedTask] = []
         for _ in range(_ROUNDS):
             try:
-                round_ = await self._database.run_alone(lambda own: self._claim_probe(own, parameters))
+                round_ = await self._database.run_alone(
+                    lambda own: self._claim_probe(own, parameters, stranded)
+                )
             except _ProbeTakenError:
                 break
             if round_ is None:
                 break
             tasks += round_.tasks
-            stranded.update(round_.outcome.stranded)
             # Parked tasks made room for others, as in any claim.
             if len(tasks) == parameters["limit"] or not (round_.tasks or round_.outcome.again):
                 break
         return tasks
 
-    async def _claim_probe(self, connection: Connection, parameters: dict[str, Any]) -> _Round | None:
+    async def _claim_probe(
+        self, connection: Connection, parameters: dict[str, Any], stranded: set[str]
+    ) -> _Round | None:
         """None: there is nothing to probe, or another claim is probing."""
         async with transaction(connection, (_SQL["lock_due_breakers"], self._database.now)) as (rows,):
             probing = {key for (key,) in rows}
             if not probing:
                 return None
-            round_ = await self._claim_once(
-                connection, {**parameters, "limit": 1, "probing": sorted(probing)}
-            )
+            probe = {**parameters, "limit": 1, "probing": sorted(probing)}
+            round_ = None
+            if probe["task_id"] is None:
+                # One that a person has changed: others would fail as before, and open the breaker again.
+                for task_id in await fetch_column(connection, _SQL["changed_task"], probe):
+                    round_ = await self._claim_once(connection, {**probe, "task_id": task_id})
+                    stranded.update(round_.outcome.stranded)
+            if round_ is None or not round_.tasks:
+                round_ = await self._claim_once(connection, probe)
+                stranded.update(round_.outcome.stranded)
             for task in round_.tasks:
                 keys = probing & {task.type, f"{MODEL}{task.model}"}
                 if not await self._breakers.start_probe(connection, task.id, keys):

@@ -565,6 +565,24 @@ WITH due AS MATERIALIZED (
 )
 SELECT key FROM due WHERE pg_try_advisory_xact_lock(hashtextextended('lineshaft.breaker ' || key, 0))
 
+-- name: changed_task
+-- The task of a type in `probing` that was changed and retried first, among the next thousand of each lane.
+SELECT live.id
+FROM lineshaft.lane
+CROSS JOIN lineshaft.generation
+CROSS JOIN LATERAL (
+    SELECT id, revivals
+    FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
+    ORDER BY rank, submission_no
+    LIMIT 1000
+) AS live
+JOIN lineshaft.dead_letter AS letter
+    ON letter.task_id = live.id AND letter.revival = live.revivals - 1 AND letter.resolution = 'modify_and_retry'
+WHERE lane.type = ANY (%(probing)s::text[]) AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
+ORDER BY letter.reviewed_at
+LIMIT 1
+
 -- name: existing_tasks
 SELECT id FROM lineshaft.task WHERE id = ANY (%(ids)s::text[])
 

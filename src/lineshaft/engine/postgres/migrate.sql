@@ -52,15 +52,19 @@ SELECT EXISTS (SELECT FROM lineshaft.event WHERE xid >= pg_snapshot_xmax(pg_curr
 
 -- name: adopt_restored
 -- Transaction ids have no meaning in another cluster, and would be reused there. Existing rows get the id 3, which is older than every
--- normal transaction; readers of the feed start again from now.
+-- normal transaction, or 4, if the tally has yet to count them; readers of the feed start again from now.
 WITH ahead AS MATERIALIZED (SELECT pg_snapshot_xmax(pg_current_snapshot()) AS xid),
-event AS (UPDATE lineshaft.event SET xid = '3' WHERE xid >= (SELECT xid FROM ahead)),
+event AS (
+    UPDATE lineshaft.event SET xid = CASE WHEN pg_visible_in_snapshot(event.xid, place.since) THEN '3' ELSE '4' END::xid8
+    FROM lineshaft.tally_place AS place
+    WHERE event.xid > '4'
+),
 horizon AS (UPDATE lineshaft.event_horizon SET xid = '3' WHERE xid >= (SELECT xid FROM ahead)),
 -- The largest number marks a generation that is announced but not open.
 generation AS (
     UPDATE lineshaft.generation SET opened_by = '3' WHERE opened_by >= (SELECT xid FROM ahead) AND opened_by <> '9223372036854775807'
 ),
-tally AS (UPDATE lineshaft.tally_place SET since = pg_current_snapshot())
+tally AS (UPDATE lineshaft.tally_place SET since = '4:4:')
 DELETE FROM lineshaft.destination
 
 -- name: server_facts

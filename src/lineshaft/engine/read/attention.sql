@@ -14,11 +14,13 @@ short_of_money AS (
 ),
 fleet AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE is_active) AS active, count(*) FILTER (WHERE NOT is_active AND is_draining) AS draining,
-        count(*) FILTER (WHERE NOT is_active AND NOT is_draining) AS offline
+        count(*) FILTER (WHERE NOT is_active AND NOT is_draining) AS offline,
+        count(*) FILTER (WHERE NOT is_active AND NOT is_draining AND fell_silent) AS lost
     FROM (
-        SELECT bool_or(status = 'active') AS is_active, bool_or(status = 'draining') AS is_draining
+        SELECT bool_or(status = 'active') AS is_active, bool_or(status = 'draining') AS is_draining, bool_or(fell_silent) AS fell_silent
         FROM (
-            SELECT instance.agent_id, CASE WHEN
+            -- One that has left said so.
+            SELECT instance.agent_id, instance.status <> 'offline' AS fell_silent, CASE WHEN
                 -- include: instance_liveness
                 = 'offline' THEN 'offline' ELSE coalesce(instance.set_status, instance.status)::text END AS status
             FROM lineshaft.instance
@@ -50,6 +52,7 @@ SELECT
     ARRAY(SELECT type FROM lineshaft.pause ORDER BY type LIMIT %(most)s::integer) AS paused,
     limits.daily_budget_usd, limits.reserved_usd, coalesce(spend.spent_usd, 0)::numeric(20, 6) AS spent_today_usd,
     fleet.active::integer AS agents_active, fleet.draining::integer AS agents_draining, fleet.offline::integer AS agents_offline,
+    fleet.lost::integer AS agents_lost,
     (SELECT count(*) FROM (SELECT FROM short_of_money LIMIT %(most)s::integer) AS few)::integer AS dags_over_budget,
     (SELECT count(*) FROM (
         SELECT DISTINCT task_id FROM lineshaft.cost_dispute WHERE reported_usd - ceiling_usd > decided_usd LIMIT %(most)s::integer

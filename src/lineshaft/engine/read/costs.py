@@ -10,6 +10,7 @@ from decimal import Decimal
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
+from lineshaft.engine.read.tally import figures_age_sec
 from lineshaft.model.forecast import forecast
 from lineshaft.types.costs import (
     CostFigures,
@@ -55,6 +56,7 @@ async def read_costs(
         most=_DAGS,
     )
     disputed = await reader.send(_SQL["disputed"], most=_LINES)
+    age_sec = await figures_age_sec(reader)
     found: dict[str, list[Row]] = {"type": [], "model": [], "agent": [], "total": []}
     for row in await lines.fetchall():
         found[row.pop("list")].append(row)
@@ -77,6 +79,7 @@ async def read_costs(
         disputed=[
             DisputedCost(**{name: row[name] for name in DisputedCost.__struct_fields__}) for row in in_dispute
         ],
+        figures_age_sec=age_sec,
     )
 
 

@@ -29,7 +29,7 @@ from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
 from lineshaft.engine.read.relatives import Relatives, read_relatives
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
-from lineshaft.engine.read.tally import SLICES, Tally
+from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.read.tasks import read_attempts, read_steps, read_tasks, read_tasks_by_id
 from lineshaft.engine.read.throughput import read_throughput
 from lineshaft.engine.read.waiting import read_waiting
@@ -253,7 +253,7 @@ class Queries:
 
     async def throughput(self) -> ThroughputHistory:
         """What ended in each minute of the last hour, and how long recent tasks had waited."""
-        await self._tally.count(SLICES)
+        await self._tally.count_for_reading()
         return await in_snapshot(self._database, read_throughput)
 
     async def costs(
@@ -269,7 +269,7 @@ class Queries:
         for name, value in (("type", type), ("model", model), ("agent_id", agent_id)):
             if value is not None and not is_storable(value):
                 raise InvalidInputError(errors=[(name, f"must be text that can be stored, got {value!r}")])
-        await self._tally.count(SLICES)
+        await self._tally.count_for_reading()
 
         async def read(reader: Reader) -> Costs:
             return await read_costs(reader, days=days, type_=type, model=model, agent_id=agent_id)

@@ -84,6 +84,7 @@ async def read_stats(reader: Reader, bounds: Bounds) -> Stats:
         spend_today_usd=spend["spent_usd"],
         artifacts=_usage(await usage.fetchall(), bounds),
         paused=[pause.type for pause in await read_pauses(reader)],
+        by_status_estimated=list(dict.fromkeys(item.status for item in depth if not item.exact)),
     )
 
 

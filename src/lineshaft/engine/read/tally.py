@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import NamedTuple
 
+import psycopg
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_rows, fetch_value
+from lineshaft.engine.read.snapshot import Reader
+from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.model.retry import FailureCategory
 
 #: Slices that one read counts: a scrape of metrics times out after some seconds. Far more than there are
@@ -65,6 +68,15 @@ class Tally:
                 return
             done += 1
 
+    async def count_for_reading(self) -> None:
+        """Count before figures are read, if the database accepts writes; else they are as old as they say."""
+        try:
+            await self.count(SLICES)
+        except (DatabaseError, UnavailableError) as error:
+            # Read-only, a full disk, a role that may only read: it answers reads all the same.
+            if not (isinstance(error.__cause__, psycopg.Error) and error.__cause__.sqlstate):
+                raise
+
     async def _count_slice(self, connection: Connection) -> bool:
         """Whether there may be more to count. False while another process counts."""
         if not await fetch_value(connection, _SQL["try_tally"], {}):
@@ -84,6 +96,12 @@ class Tally:
     async def totals(self) -> Totals:
         async with self._database.connection() as connection:
             return _totals(await fetch_rows(connection, _Count, _SQL["read_tally"], {}))
+
+
+async def figures_age_sec(reader: Reader) -> float:
+    """How long ago the oldest event happened that isn't counted; 0: the figures are complete."""
+    (row,) = await reader.rows(_SQL["figures_age"])
+    return float(row["age_sec"])
 
 
 class _Count(NamedTuple):

@@ -165,6 +165,16 @@ added_to_minutes AS (
 )
 UPDATE lineshaft.tally_place SET since = place.until FROM place RETURNING place.more
 
+-- name: figures_age
+-- By event_feed.
+SELECT coalesce((
+    SELECT greatest(extract(epoch FROM coalesce(%(now)s::timestamptz, now()) - event.at), 0)
+    FROM lineshaft.event
+    WHERE event.xid >= (SELECT pg_snapshot_xmax(since) FROM lineshaft.tally_place)
+    ORDER BY event.xid
+    LIMIT 1
+), 0)::float8 AS age_sec
+
 -- name: read_tally
 SELECT name, labels, value FROM lineshaft.tally
 UNION ALL

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader
+from lineshaft.engine.read.tally import figures_age_sec
 from lineshaft.types.stats import Minute, ThroughputHistory, Waits
 
 #: Ended tasks whose waits are read.
@@ -25,4 +26,9 @@ async def read_throughput(reader: Reader) -> ThroughputHistory:
     first = last - timedelta(minutes=_MINUTES - 1)
     known = {row["at"]: Minute(**row) for row in await reader.rows(_SQL["minutes"], since=first, upto=last)}
     every = [first + timedelta(minutes=n) for n in range(_MINUTES)]
-    return ThroughputHistory(now, [known.get(at, Minute(at)) for at in every], await read_waits(reader))
+    return ThroughputHistory(
+        now,
+        [known.get(at, Minute(at)) for at in every],
+        await read_waits(reader),
+        await figures_age_sec(reader),
+    )

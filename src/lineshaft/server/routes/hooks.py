@@ -7,7 +7,7 @@ import structlog
 from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.engine.sources.firing import Key, Occasion, SourceRow
-from lineshaft.errors import InvalidInputError, PayloadTooLargeError, UnauthorizedError, UnavailableError
+from lineshaft.errors import InvalidInputError, PayloadTooLargeError, UnauthorizedError
 from lineshaft.operations.operation import operation
 from lineshaft.operations.sources import ByName
 from lineshaft.server.framework import limits
@@ -96,9 +96,7 @@ def _authenticate(
     secret = os.environ.get(how.secret_env or "", "")
     if how.scheme != "none" and not secret:
         _log.error("Webhook refused", source=row.name, reason=f"the variable {how.secret_env} is not set")
-        raise UnavailableError(
-            f"Source {row.name!r} can't verify deliveries: the server's environment lacks its secret."
-        )
+        raise _refused(row.name)
     now = call.service.engine.database.now["now"] or datetime.now(UTC)
     try:
         verify(how, secret, headers, body, now.timestamp())
@@ -108,7 +106,7 @@ def _authenticate(
 
 
 def _refused(name: str) -> UnauthorizedError:
-    """The same for unknown names and wrong signatures: a stranger can't find out which webhooks exist."""
+    """The same for unknown names, wrong signatures and a missing secret: no stranger finds webhooks out."""
     return UnauthorizedError(
         f"The delivery to {name!r} was refused: no enabled webhook has this name, or the delivery isn't "
         "signed with its secret. The server's log says which."

@@ -12,6 +12,9 @@ from lineshaft.server.service import Call
 from lineshaft.types import Scope
 from lineshaft.types.request import Nothing
 
+#: A counter's name has to end with _total, and only a summary may have the label quantile. Names of the
+#: specification that say otherwise are kept, without a type, beside correct ones.
+_WRONG_NAME = "untyped"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[Mapping[str, str], Any]]
@@ -33,10 +36,18 @@ def _lines(found: Metrics) -> Iterable[str]:
         "Tasks that have not ended, by state and tier; an estimate once there are very many.",
         (({"status": d.status.lower(), "priority_tier": str(d.tier or "")}, d.count) for d in live),
     )
+    waited = "From READY to the first start, of the 1000 tasks that ended last."
+    quantiles = ((str(int(name[1:]) / 100), value) for name, value in found.waits.items())
+    yield from _metric(
+        "task_queue_wait_quantiles_seconds",
+        "summary",
+        waited,
+        (({"quantile": quantile}, value) for quantile, value in quantiles),
+    )
     yield from _metric(
         "task_queue_wait_seconds",
-        "gauge",
-        "From READY to the first start, of the 1000 tasks that ended last.",
+        _WRONG_NAME,
+        f"{waited} Its successor is task_queue_wait_quantiles_seconds.",
         (({"quantile": name}, value) for name, value in found.waits.items()),
     )
     yield from _metric(
@@ -60,14 +71,13 @@ def _lines(found: Metrics) -> Iterable[str]:
         "Submissions that met a known idempotency key and created nothing.",
         [({}, totals.duplicates)],
     )
+    costs = [
+        ({"type": type_, "agent": agent, "model": model}, value)
+        for (type_, agent, model), value in totals.cost_usd.items()
+    ]
+    yield from _metric("task_cost_usd_total", "counter", "The cost of attempts.", costs)
     yield from _metric(
-        "task_cost_usd",
-        "counter",
-        "The cost of attempts.",
-        (
-            ({"type": type_, "agent": agent, "model": model}, value)
-            for (type_, agent, model), value in totals.cost_usd.items()
-        ),
+        "task_cost_usd", _WRONG_NAME, "The cost of attempts. Its successor is task_cost_usd_total.", costs
     )
     yield from _metric(
         "daily_spend_usd", "gauge", "Spent since midnight UTC.", [({}, found.stats.spend_today_usd)]
@@ -125,6 +135,13 @@ def _lines(found: Metrics) -> Iterable[str]:
         "gauge",
         "How late the oldest due tick of a schedule is.",
         [({}, found.source_lag_sec)],
+    )
+    yield from _metric(
+        "totals_age_seconds",
+        "gauge",
+        "How long ago the oldest event happened that totals lack: they are counted late where the database "
+        "accepts no writes.",
+        [({}, found.totals_age_sec)],
     )
 
 
