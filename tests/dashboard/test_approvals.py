@@ -141,6 +141,8 @@ async def test_a_form_has_the_order_of_its_schema(served: Served) -> None:
     page = await Person(served).page(f"/approvals/{task['id']}")
 
     assert re.findall(r"<label for=[^>]*>(?:<bdi>)?(verdict|zeal|by|a_long_remark|ok)\b", page) == names
+    read = (await served.client.get(f"/v1/tasks/{task['id']}")).json["output"]["validation_schema"]
+    assert (read, list(read["properties"])) == (schema, names), "as it was submitted"
 
 
 async def test_what_is_wrong_is_said_at_the_field_and_what_was_entered_is_kept(served: Served) -> None:

@@ -15,8 +15,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lineshaft.model.field_order import in_order
-
 #: A schema with more fields is answered as JSON.
 MAX_FIELDS = 100
 #: The start of all names of fields.
@@ -132,7 +130,7 @@ def _fields_in(path: tuple[str, ...], part: Mapping[str, Any], root: Any) -> Ite
     properties: Mapping[str, Any] = part["properties"]
     listed = part.get("required")
     required = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    for key in in_order(part):
+    for key in properties:
         inner = _resolved(properties.get(key, {}), root)
         is_required = key in required
         has_fields = isinstance(inner.get("properties"), Mapping) and bool(inner["properties"])

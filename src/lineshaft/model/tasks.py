@@ -589,14 +589,8 @@ def _unknown_methods(gates: Sequence[Gate]) -> Iterable[tuple[str, str]]:
             )
 
 
-def _retry_json(spec: Any, preset: str, faults: Faults) -> bytes | None:
-    """Only the given fields are stored; NULL means the preset's policy. Python callers may pass a dict."""
-    try:
-        if not isinstance(spec, RetrySpec):
-            spec = msgspec.convert(spec, RetrySpec)
-    except msgspec.ValidationError as error:
-        faults.append(("retry", f"must be a RetrySpec, or an object like one: {error}"))
-        return None
+def _retry_json(spec: RetrySpec, preset: str, faults: Faults) -> bytes | None:
+    """Only the given fields are stored; NULL means the preset's policy."""
     try:
         try:
             return _checked_retry(spec, preset)

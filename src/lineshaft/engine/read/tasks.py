@@ -10,6 +10,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.pipeline import read_in_snapshot
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
+from lineshaft.model.field_order import restored
 from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
@@ -187,7 +188,7 @@ _GATES = msgspec.json.Decoder(tuple[OutputGate, ...])
 
 
 def _output(row: Row) -> TaskOutput:
-    gates = _GATES.decode(row["gates"]) if row["gates"] else ()
+    gates = _GATES.decode(restored(row["gates"]) or b"[]")
     single = gates[0] if len(gates) == 1 else None
     large = data_ref_in(row["data"])
     return TaskOutput(

@@ -29,6 +29,7 @@ from lineshaft.engine.review.gates import GateProgress, Gates, GateVerdict
 from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.errors import InvalidInputError, InvalidTransitionError, NotFoundError
+from lineshaft.model.field_order import restored
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
@@ -83,7 +84,7 @@ class Approvals:
         return Page(
             # Without those that were just decided.
             [
-                Approval(tasks[row.id], row.kind, raw(row.schema), row.since)
+                Approval(tasks[row.id], row.kind, raw(restored(row.schema)), row.since)
                 for row in page
                 if row.id in tasks
             ],
@@ -99,7 +100,7 @@ class Approvals:
         tasks = [] if found is None else await self._queries.tasks_by_id([task_id])
         if found is None or not tasks:
             return None
-        return Approval(tasks[0], found.kind, raw(found.schema), found.since)
+        return Approval(tasks[0], found.kind, raw(restored(found.schema)), found.since)
 
     async def blocked_by(self, ids: Sequence[str]) -> dict[str, int]:
         """How many tasks wait directly for each of these; `MAX_BLOCKED` means that many or more."""
