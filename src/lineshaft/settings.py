@@ -141,6 +141,15 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _origins(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        scheme, _, host = name.partition("://")
+        if scheme not in {"http", "https"} or not host or set(host) & set("/?#@*") or name != name.lower():
+            raise ValueError
+    return names
+
+
 def _folders(text: str) -> tuple[str, ...]:
     folders = tuple(os.path.expanduser(name) for name in _names(text))  # noqa: PTH111 - keeps links
     if not all(map(os.path.isabs, folders)):
@@ -150,6 +159,10 @@ def _folders(text: str) -> tuple[str, ...]:
 
 _ANY_TEXT = Rule("a text", _text)
 _NAMES = Rule("names separated by commas", _names)
+_ORIGINS = Rule(
+    "origins as browsers send them (https://ui.example or http://localhost:3000), separated by commas",
+    _origins,
+)
 _FOLDERS = Rule("absolute paths separated by commas", _folders)
 _PATH = Rule("a path", _path)
 _ARTIFACTS = Rule("a folder or s3://BUCKET/PREFIX", _artifacts)
@@ -197,6 +210,12 @@ class Settings:
     )
     allowed_hosts: tuple[str, ...] = _setting(
         _NAMES, (), "Host names that requests may use, besides localhost and the server's addresses."
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        _ORIGINS,
+        (),
+        "Origins of web pages that may call the API from a browser (CORS, with credentials). None: no page of "
+        "another origin.",
     )
     max_body_bytes: int = _setting(
         _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."

@@ -80,6 +80,11 @@ class _Context:
         return self._execution.task.parent_id
 
     @property
+    def task(self) -> ClaimedTask:
+        """The task as it was claimed, with what has no property here: `lock_key` and its `document_id`."""
+        return self._execution.task
+
+    @property
     def spec(self) -> dict[str, Any]:
         if self._spec is None:
             self._spec = msgspec.json.decode(self._execution.task.spec)

@@ -21,6 +21,7 @@ from lineshaft.operations import table
 from lineshaft.operations.operation import operations_in
 from lineshaft.server.framework import docs_page, openapi, problems
 from lineshaft.server.framework.middleware import AllowedHosts, BodyLimit, RequestMiddleware
+from lineshaft.server.framework.origins import AllowedOrigins
 from lineshaft.server.framework.routing import routes
 from lineshaft.server.routes import additions, agents, artifacts, health, hooks, metrics, work
 from lineshaft.server.service import Service
@@ -94,6 +95,7 @@ def with_middleware(app: ASGIApp, service: Service) -> RequestMiddleware:
         max_body_bytes=settings.max_body_bytes,
         error_formats=ERROR_FORMATS,
         open_prefix=hooks.PREFIX,
+        origins=AllowedOrigins(settings.allowed_origins),
         uploads={artifacts.PATH: BodyLimit(settings.max_artifact_bytes, "LINESHAFT_MAX_ARTIFACT_BYTES")},
     )
 

@@ -15,6 +15,7 @@ from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.budget import money
 from lineshaft.model.fields import LONGEST_SECONDS
+from lineshaft.model.lock_keys import document_of
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import ENDED, Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
@@ -422,6 +423,11 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     claim_ttl_sec: float
     #: The defaults of its type have changed since it got its limits.
     outdated: bool = False
+
+    @property
+    def document_id(self) -> str | None:
+        """The document that its lock is for; None: its lock is for something else, or it has none."""
+        return document_of(self.lock_key)
 
     @property
     def status(self) -> str:

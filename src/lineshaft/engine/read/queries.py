@@ -33,7 +33,7 @@ from lineshaft.engine.read.tally import SLICES, Tally
 from lineshaft.engine.read.tasks import read_attempts, read_steps, read_tasks, read_tasks_by_id
 from lineshaft.engine.read.throughput import read_throughput
 from lineshaft.engine.read.waiting import read_waiting
-from lineshaft.engine.read.why import read_refusal, read_why
+from lineshaft.engine.read.why import read_reasons, read_refusal, read_why
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.states import LIVE, Status
 from lineshaft.model.storable import is_storable
@@ -156,6 +156,12 @@ class Queries:
             return await read_why(reader, name)
 
         return await self._of_task(task_id, read)
+
+    async def reasons(self, task_ids: Sequence[str]) -> dict[str, str]:
+        """Why these tasks can't be claimed now, each in one sentence; those that can be are missing."""
+        if not task_ids:
+            return {}
+        return await in_snapshot(self._database, lambda reader: read_reasons(reader, task_ids))
 
     async def why_not(self, task_id: str, agent_id: str, incarnation: int) -> LineshaftError:
         """Why this instance of an agent can't claim this task."""
