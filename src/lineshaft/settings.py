@@ -214,8 +214,8 @@ class Settings:
     allowed_origins: tuple[str, ...] = _setting(
         _ORIGINS,
         (),
-        "Origins of web pages that may call the API from a browser (CORS, with credentials). None: no page of "
-        "another origin.",
+        "Origins of web pages that may call the API from a browser (CORS, with credentials). None: only "
+        "those of the server.",
     )
     max_body_bytes: int = _setting(
         _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."

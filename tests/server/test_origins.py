@@ -1,4 +1,4 @@
-"""Pages of other origins: refused by default, with a reason in the log; those of the setting may call the API."""
+"""Pages of other origins are refused, with a reason in the log; those of the setting may call the API."""
 
 from typing import Any
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lineshaft import __version__
 from lineshaft.dashboard.dashboard import Dashboard, wants_page
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.integrations.officeplane import monitoring, sockets
 from lineshaft.integrations.officeplane import routes as officeplane_routes
-from lineshaft.integrations.officeplane import sockets
 from lineshaft.integrations.officeplane.officeplane import ERROR_FORMATS, Officeplane
 from lineshaft.operations import table
 from lineshaft.operations.operation import operations_in
@@ -29,7 +29,7 @@ from lineshaft.server.service import Service
 #: What only a server answers comes before the table: most calls are of agents.
 _NATIVE = operations_in(work, agents, artifacts, hooks, metrics, health, additions)
 _NATIVE += table.OPERATIONS
-_OFFICEPLANE = operations_in(officeplane_routes)
+_OFFICEPLANE = operations_in(officeplane_routes, monitoring)
 #: Every operation of a server.
 OPERATIONS = [*_NATIVE, *_OFFICEPLANE]
 

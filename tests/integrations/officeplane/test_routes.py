@@ -16,7 +16,6 @@ from tests.integrations.officeplane.calls import complete, create, fail, ids, lo
 from tests.server.client import Client, Reply
 from tests.server.conftest import Serve, Served
 
-
 FIELDS = {
     *("id", "taskType", "taskName", "documentId", "parentTaskId", "payload", "result", "state", "priority"),
     *("maxRetries", "retryCount", "retries", "createdAt", "scheduledFor", "startedAt", "completedAt"),

@@ -238,7 +238,7 @@ async def test_the_server_stops_with_open_sockets(serve: Serve) -> None:
     async with serve() as served, listening(served.client) as socket:
         await served.stop()
         with pytest.raises(ConnectionClosed) as closed:
-            await socket.recv()
+            await states(socket, "none", until="never")
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
 

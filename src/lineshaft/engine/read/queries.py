@@ -26,6 +26,7 @@ from lineshaft.engine.read.guards import (
 )
 from lineshaft.engine.read.ids import IdKind, find_ids
 from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
+from lineshaft.engine.read.outcomes import Outcomes, read_outcomes
 from lineshaft.engine.read.relatives import Relatives, read_relatives
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
@@ -256,6 +257,14 @@ class Queries:
             return await read_waiting(reader, self._bounds)
 
         return await in_snapshot(self._database, read, for_filters=True)
+
+    async def outcomes(self) -> Outcomes:
+        """Dead letters that timed out, batches that run, and how long tasks take."""
+
+        async def read(reader: Reader) -> Outcomes:
+            return await read_outcomes(reader, self._bounds)
+
+        return await in_snapshot(self._database, read)
 
     async def throughput(self) -> ThroughputHistory:
         """What ended in each minute of the last hour, and how long recent tasks had waited."""
