@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from lineshaft.errors import SettingsError
 
@@ -44,6 +45,12 @@ class Rule(NamedTuple, Generic[T]):
 
 def _text(text: str) -> str:
     return text
+
+
+def _switch(text: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ValueError
+    return text == "1"
 
 
 def _one_of(*choices: str) -> Rule[str]:
@@ -108,6 +115,29 @@ def _database_url(text: str) -> str:
     return text
 
 
+#: What the URL of Redis may set besides the place: files and checks of TLS, and the database of a socket.
+_REDIS_OPTIONS = frozenset(
+    {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+)
+
+
+def _redis_url(text: str) -> str:
+    parts = urlsplit(text)
+    place = parts.path if parts.scheme == "unix" else parts.hostname
+    if (
+        parts.scheme not in {"redis", "rediss", "unix"}
+        or not place
+        or "," in parts.netloc.rpartition("@")[2]  # several hosts: a cluster, or Sentinels
+        or parts.fragment  # of a password with a '#' that isn't escaped
+        or not parse_qs(parts.query, keep_blank_values=True).keys() <= _REDIS_OPTIONS
+    ):
+        raise ValueError
+    database = parts.path.removeprefix("/")
+    if parts.scheme != "unix" and (parts.port == 0 or (database and not database.isdecimal())):
+        raise ValueError
+    return text
+
+
 def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError
@@ -158,6 +188,7 @@ def _folders(text: str) -> tuple[str, ...]:
 
 
 _ANY_TEXT = Rule("a text", _text)
+_SWITCH = Rule("1 (on) or 0 (off)", _switch)
 _NAMES = Rule("names separated by commas", _names)
 _ORIGINS = Rule(
     "origins as browsers send them (https://ui.example or http://localhost:3000), separated by commas",
@@ -167,6 +198,11 @@ _FOLDERS = Rule("absolute paths separated by commas", _folders)
 _PATH = Rule("a path", _path)
 _ARTIFACTS = Rule("a folder or s3://BUCKET/PREFIX", _artifacts)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
+_REDIS_URL = Rule(
+    "the URL of one Redis or Valkey server: redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE], rediss://… for "
+    "TLS, or unix://PATH (not of Sentinels or a cluster; escape special characters of a password)",
+    _redis_url,
+)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
 TOKEN = Rule("letters, digits and signs without spaces, as 'lineshaft token create' printed it", _token)
 _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
@@ -341,6 +377,17 @@ class Settings:
     )
     judge_model: str | None = _setting(_ANY_TEXT, None, "The model of llm-judge gates.")
     judge_api_key: str | None = _setting(_ANY_TEXT, None, "The API key of llm-judge gates.", secret=True)
+    redis_url: str | None = _setting(
+        _REDIS_URL,
+        None,
+        "A Redis or Valkey server that carries wake-ups. None: PostgreSQL carries them.",
+        secret=True,
+    )
+    redis_events: bool = _setting(
+        _SWITCH,
+        False,  # noqa: FBT003 - a default
+        "Whether servers publish the events to the stream lineshaft:events of redis_url.",
+    )
 
     @property
     def sessions(self) -> bool:

@@ -45,6 +45,7 @@ TABLES = {
         *("circuit_breakers", "notifications", "sources", "source_folders"),
     ),
     "Gates": ("validation_commands", "judge_url", "judge_model", "judge_api_key"),
+    "Redis": ("redis_url", "redis_events"),
 }
 
 
