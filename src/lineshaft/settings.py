@@ -388,6 +388,26 @@ class Settings:
         False,  # noqa: FBT003 - a default
         "Whether servers publish the events to the stream lineshaft:events of redis_url.",
     )
+    officeplane_locks: bool = _setting(
+        _SWITCH,
+        False,  # noqa: FBT003 - a default
+        "Whether document locks are shared with other programs through redis_url, as OfficePlane has them. "
+        "Every process that opens the database needs it.",
+    )
+    officeplane_lock_grace_sec: float = _setting(
+        _TIME_LIMIT,
+        30.0,
+        "How long tasks with a document wait when Redis is away or has lost its data, until they run under "
+        "Lineshaft's own lock.",
+    )
+    officeplane_sse: bool = _setting(
+        _SWITCH,
+        False,  # noqa: FBT003 - a default
+        "Whether servers publish the progress of tasks to the channels officeplane:sse:TASK of redis_url.",
+    )
+    officeplane_prefix: str = _setting(
+        TOKEN, "officeplane:", "What the names of OfficePlane's locks and channels in Redis begin with."
+    )
 
     @property
     def sessions(self) -> bool:

@@ -46,6 +46,9 @@ TABLES = {
     ),
     "Gates": ("validation_commands", "judge_url", "judge_model", "judge_api_key"),
     "Redis": ("redis_url", "redis_events"),
+    "OfficePlane": (
+        *("officeplane_locks", "officeplane_lock_grace_sec", "officeplane_sse", "officeplane_prefix"),
+    ),
 }
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.typing import Origin
 
 from lineshaft.errors import SettingsError
 from lineshaft.settings import Settings
@@ -87,7 +88,7 @@ async def test_the_log_says_once_what_to_set(serve: Serve, capsys: pytest.Captur
             assert "LINESHAFT_ALLOWED_ORIGINS" in reply.json["detail"]
         with pytest.raises(Exception, match="403"):
             async with connect(
-                f"ws://127.0.0.1:{served.client.port}/ws", origin="https://b.example", proxy=None
+                f"ws://127.0.0.1:{served.client.port}/ws", origin=Origin("https://b.example"), proxy=None
             ):
                 pass
     lines = [line for line in capsys.readouterr().out.splitlines() if "LINESHAFT_ALLOWED_ORIGINS" in line]
@@ -100,7 +101,7 @@ async def test_an_allowed_origin_opens_a_socket(serve: Serve) -> None:
     async with serve(allowed_origins=(UI,)) as served:
         url = f"ws://127.0.0.1:{served.client.port}/api/ws"
         options: dict[str, Any] = {"additional_headers": {"Sec-Fetch-Site": "cross-site"}, "proxy": None}
-        async with connect(url, origin=UI, **options) as socket:
+        async with connect(url, origin=Origin(UI), **options) as socket:
             assert await socket.recv()
 
 

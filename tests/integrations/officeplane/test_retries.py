@@ -9,13 +9,12 @@ from tests.server.client import Client
 from tests.server.conftest import Serve, Served
 
 
-async def fail_with(served: Served, clock: MovableClock, agents: list[dict[str, Any]]) -> str:
+async def fail_with(served: Served, clock: MovableClock, agents: list[dict[str, Any]]) -> None:
     """One failed attempt by each of these agents in turn, each as soon as it is due."""
     for number, agent in enumerate(agents, 1):
-        task_id = await fail(served.client, agent)
+        await fail(served.client, agent)
         clock.advance(5.0**number)
         await served.service.engine.maintenance.promote_due(10)
-    return task_id
 
 
 async def test_two_agents_use_up_the_retries_of_003(serve: Serve, clock: MovableClock) -> None:

@@ -28,6 +28,8 @@ from lineshaft.model.instance_names import short_names
 from lineshaft.model.states import DEADLINE_MISSED, Status
 from lineshaft.types import Reason, ReasonCode, Why
 
+#: Holders of locks that are not tasks begin with this (guards/outside.py).
+OUTSIDE = "outside:"
 #: This many items of a list are named; the rest are counted.
 _NAMED = 3
 #: Characters of an error that are shown.
@@ -347,7 +349,13 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"All claims are suspended until {_iso(task['slowed_until'])} after a rate limit{because}."
             " Delete the slowdown * to continue at once.",
         )
-    if task["lock_refused"]:
+    if task["lock_refused"] and task["lock_holder"].startswith(OUTSIDE):
+        yield Reason(
+            ReasonCode.LOCK_HELD,
+            f"Lock {task['lock_key']!r} is held by another program "
+            f"({_short(task['lock_holder'].removeprefix(OUTSIDE))}) until that releases it.",
+        )
+    elif task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
             ReasonCode.LOCK_HELD,
