@@ -1,5 +1,6 @@
-"""Document locks that Lineshaft and other programs share: who holds them when, and what no failure changes."""
+"""Document locks that Lineshaft and other programs share: who holds them when, and through which failures."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,8 +33,9 @@ async def sharing(serve: Serve, valkey: Valkey, **settings: Any) -> AsyncIterato
 
 async def hold(client: Client, agent: dict[str, Any]) -> tuple[str, str]:
     """Claim and start the next task, as soon as there is one."""
-    while not (found := await client.claim(agent, wait_sec=1)):
-        pass
+    async with asyncio.timeout(60):
+        while not (found := await client.claim(agent, wait_sec=1)):
+            pass
     task_id, token = found[0]["task"]["id"], found[0]["claim_token"]
     assert (await client.post(f"/v1/tasks/{task_id}/start", {"claim_token": token})).status == 200
     return task_id, token
@@ -117,12 +119,19 @@ async def test_a_batch_holds_its_document_between_its_children(serve: Serve, val
             await until(lambda: holder(redis, "abc") is None)
 
 
-@pytest.mark.parametrize("kind", ["database", "http", "exec"])
-async def test_every_agent_works_under_the_lock(
-    serve: Serve, valkey: Valkey, dsn: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def shared(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Valkey:
+    """For processes that open the database with the settings of the environment."""
     monkeypatch.setenv("LINESHAFT_REDIS_URL", valkey.url)
     monkeypatch.setenv("LINESHAFT_OFFICEPLANE_LOCKS", "1")
+    return valkey
+
+
+@pytest.mark.parametrize("kind", ["database", "http", "exec"])
+async def test_every_agent_works_under_the_lock(
+    serve: Serve, shared: Valkey, dsn: str, kind: str, tmp_path: Path
+) -> None:
+    valkey = shared
     with valkey.client() as redis, commands_in(tmp_path) as commands:
         async with sharing(serve, valkey) as served:
             where = dsn if kind == "database" else f"http://127.0.0.1:{served.client.port}"
@@ -189,7 +198,7 @@ async def test_without_redis_tasks_wait_and_then_run_under_the_own_lock(
 async def test_redis_comes_back_without_its_data(
     serve: Serve, valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A running task takes its lock again; others wait, because programs may work under locks that are lost."""
+    """A running task takes its lock again; others wait: programs may work under locks that are lost."""
     async with sharing(serve, valkey, officeplane_lock_grace_sec=2.0) as served:
         client = served.client
         agent = await client.register()

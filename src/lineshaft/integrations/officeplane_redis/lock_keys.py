@@ -1,9 +1,9 @@
 """OfficePlane's document locks in Redis. Each call is one script, so nothing changes while it runs.
 
 `{prefix}doclock:X` has the holder, as 003 has it: any program may take it with SET NX EX 600 and delete it
-with a compare-and-delete. Beside it, `lineshaft:{prefix}doclock:X` has Lineshaft's own holder with the fencing
-number of the grant, so that a late release can't end a later grant of the same task.
-`lineshaft:doclock-data` tells whether Redis still has the data that it had before.
+with a compare-and-delete. Beside it, `lineshaft:{prefix}doclock:X` has Lineshaft's own holder with the number
+of the grant, so that a late release can't end a later grant of the same task. `lineshaft:doclock-data` tells
+whether Redis still has the data that it had before.
 """
 
 from collections.abc import Mapping, Sequence
