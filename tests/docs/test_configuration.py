@@ -24,7 +24,16 @@ TABLES = {
     "Database": ("database_url", "pooler", "home"),
     "Clients": ("url", "token"),
     "Server": (
-        *("host", "port", "auth", "allowed_hosts", "max_body_bytes", "read_timeout_sec", "max_retries_are"),
+        *(
+            "host",
+            "port",
+            "auth",
+            "allowed_hosts",
+            "allowed_origins",
+            "max_body_bytes",
+            "read_timeout_sec",
+            "max_retries_are",
+        ),
         *("reaper_interval_sec", "promoter_interval_sec"),
     ),
     "Logs": ("log_format", "log_level"),

@@ -10,7 +10,7 @@ stay READY, keep their place and use no attempt, and `why` names the holder. The
 free, or on its own if this process ends.
 
 What can't be known is decided for safety, within limits. While Redis is away, and after it has lost its data,
-a program may still be working under a lock that nobody can see: tasks with a document wait for `grace_sec`.
+a program may still be working under a lock that cannot be read: tasks with a document wait for `grace_sec`.
 Then they run under Lineshaft's own lock.
 """
 

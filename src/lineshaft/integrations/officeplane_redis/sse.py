@@ -1,8 +1,8 @@
 """Publishes the progress of tasks to `{prefix}sse:TASK`, where OfficePlane's pages listen.
 
 Every server reads the event feed in order and publishes what no other has published yet: an event is marked
-in the script that publishes it. So nobody has to be elected, and the messages of a task keep their order.
-Nobody stores what is published: a page that comes later reads the task.
+in the script that publishes it. So no server has to be elected, and the messages of a task keep their order.
+What is published is stored nowhere: a page that comes later reads the task.
 """
 
 import hashlib
