@@ -1,4 +1,4 @@
-"""A web UI on another origin, in a real browser: it asks first, reads, writes with JSON, and follows changes."""
+"""A web UI on another origin, in a real browser: it reads, writes with JSON, and follows changes."""
 
 import asyncio
 import json
@@ -17,8 +17,9 @@ __all__ = ["browser"]
 #: What the UI does first: metrics and the list, a new task, and a socket.
 _PAGE = b"<!doctype html><title>UI</title>"
 _LOAD = """async (server) => {
-    const call = async (path, options) => (await fetch(server + path, {credentials: "include", ...options})).json();
-    const json = {"Content-Type": "application/json", "Authorization": "Bearer none"};
+    const call = async (path, options) =>
+        (await fetch(server + path, {credentials: "include", ...options})).json();
+    const json = {"Content-Type": "application/json", "Idempotency-Key": "one"};
     const socket = new WebSocket(server.replace("http", "ws") + "/ws");
     const messages = [];
     const changed = new Promise((resolve, reject) => {
@@ -71,7 +72,7 @@ async def load(browser: Browser, served: Served, origin: str) -> dict[str, Any]:
 
 
 async def test_an_allowed_page_reads_writes_and_listens(browser: Browser, serve: Serve) -> None:
-    async with page_server() as origin, serve(allowed_origins=(origin,), auth="off") as served:
+    async with page_server() as origin, serve(allowed_origins=(origin,)) as served:
         found = await load(browser, served, origin)
 
         assert found["metrics"]["tasks"]["total"] == 0
@@ -84,7 +85,7 @@ async def test_a_page_that_is_not_allowed_gets_nothing(
     browser: Browser, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with page_server() as origin, serve(allowed_origins=("https://ui.example",)) as served:
-        with pytest.raises(Exception, match="no socket|Failed to fetch"):
+        with pytest.raises(Exception, match=r"no socket|Failed to fetch"):
             await load(browser, served, origin)
 
         assert json.loads((await served.client.get("/api/tasks")).body) == []

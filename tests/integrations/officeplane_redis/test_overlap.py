@@ -18,7 +18,7 @@ from tests.integrations.officeplane_redis.program import Program
 from tests.invariants import check_invariants
 from tests.ports import reserved_port
 
-ROUNDS, RESTARTS = 24, (6, 12, 18)
+ROUNDS, RESTARTS = 12, (3, 7)
 
 
 class Document:
@@ -70,7 +70,7 @@ class OtherProgram(threading.Thread):
                 with self._document.edited("o"):
                     pass
                 self._until_released(program)
-            self.over.wait(0.002)
+            self.over.wait(0.05)
         self._redis.close()
 
     def _until_known(self, program: Program) -> bool:

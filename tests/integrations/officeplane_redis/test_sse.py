@@ -18,7 +18,7 @@ from tests.valkey import Valkey
 
 def messages(listening: PubSub) -> list[tuple[str, dict[str, Any]]]:
     found = []
-    while (message := listening.get_message(ignore_subscribe_messages=True, timeout=0.1)) is not None:
+    while (message := listening.get_message(timeout=0)) is not None:
         found.append((message["channel"].decode(), json.loads(message["data"])))
     return found
 
@@ -27,6 +27,7 @@ async def test_progress_is_published_once_by_several_servers(served: Served, val
     client = served.client
     with valkey.client() as redis, redis.pubsub() as listening:
         listening.psubscribe("officeplane:sse:*")
+        assert (listening.get_message(timeout=60) or {})["type"] == "psubscribe"
         server = RedisServer(valkey.url, timeout_sec=60)
         publishers = [SsePublisher(served.service.events, server) for _ in range(2)]
         for publisher in publishers:
@@ -35,8 +36,9 @@ async def test_progress_is_published_once_by_several_servers(served: Served, val
         made = await create(client, taskName="Page three", maxRetries=0)
         task_id, token = await client.hold(agent)
         for progress in ("half", {"done": 1}):
-            beat = {"claim_token": token, "progress": progress}
-            assert (await client.post(f"/v1/tasks/{task_id}/heartbeat", beat)).status == 200
+            beat = {"id": task_id, "claim_token": token, "progress": progress}
+            body = {"incarnation": agent["incarnation"], "tasks": [beat]}
+            assert (await client.post(f"/v1/agents/{agent['id']}/heartbeat", body)).status == 200
         await client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token})
         failed = await create(client, maxRetries=0)
         await fail(client, agent)

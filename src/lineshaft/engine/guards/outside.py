@@ -29,11 +29,11 @@ class OutsideLocks(Protocol):
 
     async def close(self) -> None: ...
 
-    async def take(self, lock_keys: Collection[str]) -> Collection[str]:
-        """Take the locks of tasks that were just claimed; returns the keys that others hold."""
+    async def take(self, lock_keys: Collection[str]) -> Mapping[str, str]:
+        """Take the locks of tasks that were just claimed; returns the holders of those that others hold."""
         ...
 
-    async def mark(self, lock_keys: Collection[str]) -> None:
+    async def mark(self, holders: Mapping[str, str]) -> None:
         """The tasks of these keys were given back."""
         ...
 

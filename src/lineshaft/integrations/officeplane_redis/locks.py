@@ -99,22 +99,23 @@ class DocumentLocks:
 
     # At a claim.
 
-    async def take(self, lock_keys: Collection[str]) -> Collection[str]:
-        """Take the locks of these keys, which rows have just granted; returns those that others hold."""
+    async def take(self, lock_keys: Collection[str]) -> Mapping[str, str]:
+        """Take the locks of these keys, which rows have just granted; returns the holders of the others."""
         refused: dict[str, str] = {}
         for grant in await self._grants(lock_keys):
             holder = await self._take(grant)
             if holder is None:
                 self._held[grant.document] = grant
             else:
-                refused[grant.document] = holder
+                refused[DOCUMENT_PREFIX + grant.document] = holder
         self._work.set()
-        self._marked |= refused
-        return [DOCUMENT_PREFIX + document for document in refused]
+        return refused
 
-    async def mark(self, lock_keys: Collection[str]) -> None:
+    async def mark(self, holders: Mapping[str, str]) -> None:
         """The tasks of these keys were given back: keep them from being claimed until the locks are free."""
-        await self._rows.mark(self._marks(filter(None, map(document_of, lock_keys))), MARK_SEC)
+        await self._rows.mark(holders, MARK_SEC)
+        self._marked |= {str(document_of(key)): holder for key, holder in holders.items()}
+        self._work.set()
 
     async def _take(self, grant: Grant) -> str | None:
         """The other holder; None: it is taken, or there is none to ask."""
@@ -215,7 +216,7 @@ class DocumentLocks:
                     await self._unmark([document])
                 else:
                     self._marked[document] = holder
-        await self._rows.mark(self._marks(self._marked), MARK_SEC)
+        await self._rows.mark(self._marks(), MARK_SEC)
 
     async def _unmark(self, documents: Iterable[str]) -> None:
         if names := list(documents):
@@ -223,8 +224,8 @@ class DocumentLocks:
             for name in names:
                 self._marked.pop(name, None)
 
-    def _marks(self, documents: Iterable[str]) -> dict[str, str]:
-        return {DOCUMENT_PREFIX + name: self._marked[name] for name in documents if name in self._marked}
+    def _marks(self) -> dict[str, str]:
+        return {DOCUMENT_PREFIX + document: holder for document, holder in self._marked.items()}
 
     def _check(self, grant: Grant, other: str) -> None:
         """Say once that a lock which was lost with Redis' data has another holder now."""

@@ -6,7 +6,7 @@ What is published is stored nowhere: a page that comes later reads the task.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,8 +36,6 @@ class SsePublisher:
     def __init__(self, events: Events, server: RedisServer, prefix: str = "officeplane:") -> None:
         self._feed = EventQuery(events, _EVENTS_AT_ONCE, kinds=_KINDS)
         self._server = server
-        self._client = server.connect("lineshaft-sse")
-        self._publish = self._client.register_script(_PUBLISH)
         self._prefix = prefix + "sse:"
         self._place = NOW
 
@@ -45,19 +43,22 @@ class SsePublisher:
         published = 0
         while True:
             page = await self._feed.after(self._place)
-            with self._server.reporting():
-                for event in page.items:
-                    mark = "lineshaft:sse:" + _digest(event)
-                    arguments: list[str | bytes | int] = [
-                        self._prefix + str(event.task_id),
-                        encode_message(event),
-                        _MARK_SEC,
-                    ]
-                    await self._publish(keys=[mark], args=arguments)
+            if page.items:
+                with self._server.reporting():
+                    await self._publish(page.items)
             self._place = page.next_cursor
             published += len(page.items)
             if page.caught_up:
                 return {"progress published": published} if published else {}
+
+    async def _publish(self, events: Sequence[Event]) -> None:
+        # A duty is never closed: it keeps no connection.
+        async with self._server.connect("lineshaft-sse") as client:
+            publish = client.register_script(_PUBLISH)
+            for event in events:
+                channel = self._prefix + str(event.task_id)
+                mark = "lineshaft:sse:" + _digest(event)
+                await publish(keys=[mark], args=[channel, encode_message(event), _MARK_SEC])
 
 
 def encode_message(event: Event) -> bytes:
