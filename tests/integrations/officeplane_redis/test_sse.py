@@ -25,7 +25,7 @@ def messages(listening: PubSub) -> list[tuple[str, dict[str, Any]]]:
 
 async def test_progress_is_published_once_by_several_servers(served: Served, valkey: Valkey) -> None:
     client = served.client
-    with valkey.client() as redis, redis.pubsub() as listening:
+    with valkey.client() as redis, redis.pubsub() as listening:  # type: ignore[no-untyped-call]
         listening.psubscribe("officeplane:sse:*")
         assert (listening.get_message(timeout=60) or {})["type"] == "psubscribe"
         server = RedisServer(valkey.url, timeout_sec=60)
