@@ -93,7 +93,7 @@ class Updates:
                 # The position is fixed before the client is accepted.
                 position = (await self._reading.after(NOW)).next_cursor
                 if not self._is_sending():
-                    # Without a listener nobody followed the changes.
+                    # Without a listener the changes were not followed.
                     self._shown = Shown()
                     self._sending = asyncio.create_task(self._send(position), name="lineshaft updates")
             self._listeners.add(own)

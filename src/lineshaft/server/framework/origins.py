@@ -1,4 +1,4 @@
-"""Origins: which web pages may call the server, and what their browsers must be told about it (CORS).
+"""Origins: which web pages may call the server, and what their browsers are answered (CORS).
 
 By default none but the server's own. `LINESHAFT_ALLOWED_ORIGINS` names others, exactly as browsers send them.
 They may call the API, with credentials, but not open the dashboard's pages, whose cookie is for people. The
