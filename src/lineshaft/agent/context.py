@@ -17,7 +17,15 @@ from lineshaft.client.artifacts import ArtifactReader, Content
 from lineshaft.client.blocking import SyncArtifactReader
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Artifact
-from lineshaft.types.work import MAX_INPUT_BYTES, SPAWN_STEP, Child, ClaimedTask, PastAttempt, decoded_inputs
+from lineshaft.types.work import (
+    MAX_INPUT_BYTES,
+    SPAWN_STEP,
+    Child,
+    ClaimedTask,
+    PastAttempt,
+    TaskAtWork,
+    decoded_inputs,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,9 +88,10 @@ class _Context:
         return self._execution.task.parent_id
 
     @property
-    def task(self) -> ClaimedTask:
-        """The task as it was claimed, with what has no property here: `lock_key` and its `document_id`."""
-        return self._execution.task
+    def task(self) -> TaskAtWork:
+        """The task, with its `lock_key` and the `document_id` of that."""
+        task = self._execution.task
+        return TaskAtWork(task.id, task.type, task.title, task.lock_key)
 
     @property
     def spec(self) -> dict[str, Any]:

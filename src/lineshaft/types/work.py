@@ -297,6 +297,21 @@ class Moved(msgspec.Struct, frozen=True):
         return _unwrapped(self.status, self.error)
 
 
+class TaskAtWork(Struct, frozen=True):
+    """The task that a handler works on."""
+
+    id: str
+    type: str
+    title: str
+    #: While the handler runs, no other task with this lock does.
+    lock_key: str | None
+
+    @property
+    def document_id(self) -> str | None:
+        """The document X of a lock `doc:X`; None: the lock is for something else, or there is none."""
+        return document_of(self.lock_key)
+
+
 class Child(Struct, frozen=True):
     """A spawned task: its status, and its outcome, once it has one."""
 
@@ -423,11 +438,6 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     claim_ttl_sec: float
     #: The defaults of its type have changed since it got its limits.
     outdated: bool = False
-
-    @property
-    def document_id(self) -> str | None:
-        """The document that its lock is for; None: its lock is for something else, or it has none."""
-        return document_of(self.lock_key)
 
     @property
     def status(self) -> str:
