@@ -240,7 +240,7 @@ RULES: dict[str, LiteralString] = {
     "a lock is held by a task in an agent's hands, or by a batch with work left": """
         SELECT lock.* FROM lineshaft.lock
         LEFT JOIN lineshaft.task_live AS live ON live.id = lock.holder_task_id
-        WHERE lock.key NOT LIKE 'lost:%' AND (
+        WHERE lock.key NOT LIKE 'lost:%' AND lock.holder_task_id NOT LIKE 'outside:%' AND (
             live.id IS NULL OR live.lock_key <> lock.key OR NOT (live.is_batch OR live.agent_id IS NOT NULL)
         )
     """,

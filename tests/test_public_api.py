@@ -46,7 +46,7 @@ def test_a_context_shows_what_handlers_use() -> None:
     assert both == {name for name in dir(lineshaft.SyncTaskContext) if not name.startswith("_")}
     assert both == {
         *("agent_id", "dag_id", "deadline", "epoch", "id", "inputs", "model", "parent_id", "spec"),
-        *("time_limit_sec", "title", "type"),
+        *("task", "time_limit_sec", "title", "type"),
         *("attempt", "last_checkpoint", "last_error", "max_attempts", "previous_attempts", "resume", "steps"),
         *("artifact", "cancelled", "check_cancelled", "log", "progress", "slowdown_until", "spend"),
         *("spent_usd", "checkpoint", "spawn", "state", "step", "put_artifact", "open_artifact"),

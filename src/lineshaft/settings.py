@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from lineshaft.errors import SettingsError
 
@@ -44,6 +45,12 @@ class Rule(NamedTuple, Generic[T]):
 
 def _text(text: str) -> str:
     return text
+
+
+def _switch(text: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ValueError
+    return text == "1"
 
 
 def _one_of(*choices: str) -> Rule[str]:
@@ -108,6 +115,29 @@ def _database_url(text: str) -> str:
     return text
 
 
+#: What the URL of Redis may set besides the place: files and checks of TLS, and the database of a socket.
+_REDIS_OPTIONS = frozenset(
+    {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+)
+
+
+def _redis_url(text: str) -> str:
+    parts = urlsplit(text)
+    place = parts.path if parts.scheme == "unix" else parts.hostname
+    if (
+        parts.scheme not in {"redis", "rediss", "unix"}
+        or not place
+        or "," in parts.netloc.rpartition("@")[2]  # several hosts: a cluster, or Sentinels
+        or parts.fragment  # of a password with a '#' that isn't escaped
+        or not parse_qs(parts.query, keep_blank_values=True).keys() <= _REDIS_OPTIONS
+    ):
+        raise ValueError
+    database = parts.path.removeprefix("/")
+    if parts.scheme != "unix" and (parts.port == 0 or (database and not database.isdecimal())):
+        raise ValueError
+    return text
+
+
 def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError
@@ -141,6 +171,15 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _origins(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        scheme, _, host = name.partition("://")
+        if scheme not in {"http", "https"} or not host or set(host) & set("/?#@*") or name != name.lower():
+            raise ValueError
+    return names
+
+
 def _folders(text: str) -> tuple[str, ...]:
     folders = tuple(os.path.expanduser(name) for name in _names(text))  # noqa: PTH111 - keeps links
     if not all(map(os.path.isabs, folders)):
@@ -149,11 +188,21 @@ def _folders(text: str) -> tuple[str, ...]:
 
 
 _ANY_TEXT = Rule("a text", _text)
+_SWITCH = Rule("1 (on) or 0 (off)", _switch)
 _NAMES = Rule("names separated by commas", _names)
+_ORIGINS = Rule(
+    "origins as browsers send them (https://ui.example or http://localhost:3000), separated by commas",
+    _origins,
+)
 _FOLDERS = Rule("absolute paths separated by commas", _folders)
 _PATH = Rule("a path", _path)
 _ARTIFACTS = Rule("a folder or s3://BUCKET/PREFIX", _artifacts)
 _DATABASE_URL = Rule("a PostgreSQL URL (postgresql://…) or keywords (host=… dbname=…)", _database_url)
+_REDIS_URL = Rule(
+    "the URL of one Redis or Valkey server: redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE], rediss://… for "
+    "TLS, or unix://PATH (not of Sentinels or a cluster; escape special characters of a password)",
+    _redis_url,
+)
 _HTTP_URL = Rule("a URL (http://… or https://…)", _http_url)
 TOKEN = Rule("letters, digits and signs without spaces, as 'lineshaft token create' printed it", _token)
 _DURATION = Rule(f"a number of seconds, at least {MIN_DURATION_SEC}", _duration)
@@ -197,6 +246,12 @@ class Settings:
     )
     allowed_hosts: tuple[str, ...] = _setting(
         _NAMES, (), "Host names that requests may use, besides localhost and the server's addresses."
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        _ORIGINS,
+        (),
+        "Origins of web pages that may call the API from a browser (CORS, with credentials). None: only "
+        "those of the server.",
     )
     max_body_bytes: int = _setting(
         _whole(1024, 1 << 30), 8 << 20, "The largest request body the server accepts."
@@ -322,6 +377,37 @@ class Settings:
     )
     judge_model: str | None = _setting(_ANY_TEXT, None, "The model of llm-judge gates.")
     judge_api_key: str | None = _setting(_ANY_TEXT, None, "The API key of llm-judge gates.", secret=True)
+    redis_url: str | None = _setting(
+        _REDIS_URL,
+        None,
+        "A Redis or Valkey server that carries wake-ups. None: PostgreSQL carries them.",
+        secret=True,
+    )
+    redis_events: bool = _setting(
+        _SWITCH,
+        False,  # noqa: FBT003 - a default
+        "Whether servers publish the events to the stream lineshaft:events of redis_url.",
+    )
+    officeplane_locks: bool = _setting(
+        _SWITCH,
+        False,  # noqa: FBT003 - a default
+        "Whether document locks are shared with other programs through redis_url, as OfficePlane has them. "
+        "Every process that opens the database needs it.",
+    )
+    officeplane_lock_grace_sec: float = _setting(
+        _TIME_LIMIT,
+        30.0,
+        "How long tasks with a document wait when Redis is away or has lost its data, until they run under "
+        "Lineshaft's own lock.",
+    )
+    officeplane_sse: bool = _setting(
+        _SWITCH,
+        False,  # noqa: FBT003 - a default
+        "Whether servers publish the progress of tasks to the channels officeplane:sse:TASK of redis_url.",
+    )
+    officeplane_prefix: str = _setting(
+        TOKEN, "officeplane:", "What the names of OfficePlane's locks and channels in Redis begin with."
+    )
 
     @property
     def sessions(self) -> bool:

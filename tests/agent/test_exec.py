@@ -66,6 +66,20 @@ print(json.dumps([task, own]))'"""
     assert variables["LINESHAFT_FD"] == "3"
 
 
+async def test_a_command_gets_its_lock_and_its_document(shaft: Lineshaft, commands: Commands) -> None:
+    agent = commands.agent(
+        f"""exec {shlex.quote(sys.executable)} -c '
+import json, os, sys
+task, own = json.load(sys.stdin), os.environ
+names = ("LINESHAFT_TASK_LOCK_KEY", "LINESHAFT_TASK_DOCUMENT_ID")
+print(json.dumps([task["lock_key"], task["documentId"], [own.get(name) for name in names]]))'"""
+    )
+
+    assert await output(shaft, agent, lock_key="doc:a b") == ["doc:a b", "a b", ["doc:a b", "a b"]]
+    assert await output(shaft, agent, lock_key="other") == ["other", None, ["other", None]]
+    assert await output(shaft, agent) == [None, None, [None, None]]
+
+
 async def test_values_too_long_for_variables_are_on_standard_input(
     shaft: Lineshaft, commands: Commands
 ) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,18 +89,24 @@ class Page:
         programs: Path = Path(sys.executable).parent,
         user: str | None = None,
         variables: dict[str, str] | None = None,
+        replaced: Mapping[str, str] | None = None,
     ) -> None:
-        """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
+        """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own.
+
+        `replaced`: addresses of other servers on the page, with those that the test has.
+        """
         self._folder = folder
         self._user = user
         self._port = str(reserved_port())
         own = {"LINESHAFT_PORT": self._port} | (variables or {})
         self._environment = environment(folder.parent, programs) | own
+        self._replaced = {_PORT: self._port, **(replaced or {})}
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []
         self._output = ""
 
     def run(self, block: Block) -> None:
-        block = block._replace(text=block.text.replace(_PORT, self._port))
+        for printed, own in self._replaced.items():
+            block = block._replace(text=block.text.replace(printed, own))
         if block.is_file:
             path = self._folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,16 @@ TABLES = {
     "Database": ("database_url", "pooler", "home"),
     "Clients": ("url", "token"),
     "Server": (
-        *("host", "port", "auth", "allowed_hosts", "max_body_bytes", "read_timeout_sec", "max_retries_are"),
+        *(
+            "host",
+            "port",
+            "auth",
+            "allowed_hosts",
+            "allowed_origins",
+            "max_body_bytes",
+            "read_timeout_sec",
+            "max_retries_are",
+        ),
         *("reaper_interval_sec", "promoter_interval_sec"),
     ),
     "Logs": ("log_format", "log_level"),
@@ -45,6 +54,10 @@ TABLES = {
         *("circuit_breakers", "notifications", "sources", "source_folders"),
     ),
     "Gates": ("validation_commands", "judge_url", "judge_model", "judge_api_key"),
+    "Redis": ("redis_url", "redis_events"),
+    "OfficePlane": (
+        *("officeplane_locks", "officeplane_lock_grace_sec", "officeplane_sse", "officeplane_prefix"),
+    ),
 }
 
 

@@ -10,12 +10,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.docs.pages import ROOT, all_pages, blocks, followed, matches
 from tests.embedded.helpers import stop_server
+from tests.valkey import valkey_server
 
 #: Languages of which a page may show a part without a title: nothing runs it.
 _SHOWN_ONLY = {"sql", "text", "ini", "yaml", "dockerfile", "json", "toml"}
 #: Their commands need an account, a service manager or a cluster.
 _NOT_RUN = {"docs/security.md"}
 _OWN_DATABASE = "docs/transactional-submit.md"
+_OWN_REDIS = "docs/officeplane.md"
 #: `tests/e2e/test_fresh_install.py` runs them on the built wheel.
 _RUN_ELSEWHERE = {"README.md", "docs/quick-start.md"}
 _RUN = [page for page in all_pages() if any(block.language == "sh" for block in blocks(page))]
@@ -48,7 +50,19 @@ def test_the_page_for_a_database_of_ones_own_runs_as_printed(dsn: str, folder: P
 
 
 @pytest.mark.slow("initdb, and some programs")
-@pytest.mark.parametrize("page", sorted(set(_RUN) - _NOT_RUN - _RUN_ELSEWHERE - {_OWN_DATABASE}))
+def test_the_page_with_a_redis_runs_as_printed(folder: Path) -> None:
+    with (
+        valkey_server() as valkey,
+        followed(_OWN_REDIS, folder, replaced={"redis://127.0.0.1:6379": valkey.url}),
+        valkey.client() as redis,
+    ):
+        assert (folder / "report.txt").read_text().count("write_page") == 3
+        assert redis.keys("officeplane:doclock:*") == [], "released"
+        assert redis.exists("lineshaft:doclock-data"), "they were taken"
+
+
+@pytest.mark.slow("initdb, and some programs")
+@pytest.mark.parametrize("page", sorted(set(_RUN) - _NOT_RUN - _RUN_ELSEWHERE - {_OWN_DATABASE, _OWN_REDIS}))
 def test_a_page_runs_as_printed(page: str, folder: Path) -> None:
     with followed(page, folder):
         pass

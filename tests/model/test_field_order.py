@@ -42,6 +42,6 @@ def test_what_is_read_is_what_was_submitted(schema: dict[str, Any]) -> None:
 
 
 def test_an_order_that_is_kept_anyway_is_not_listed() -> None:
-    schema = {"properties": {"a": {}, "b": {}, "cc": {}}}
+    schema: dict[str, Any] = {"properties": {"a": {}, "b": {}, "cc": {}}}
     assert with_order(schema) == schema
     assert ORDER in with_order({"properties": {"cc": {}, "a": {}}})

@@ -558,6 +558,7 @@ async def test_a_revoked_token_ends_streams_and_sockets(
 
             # It may still get the events of the token.
             assert {event["event"] for event in await stream.rest()} <= {"token.created", "token.revoked"}
+            await socket.recv()  # the greeting
             with pytest.raises(ConnectionClosed) as closed:
                 await socket.recv()
             assert closed.value.rcvd is not None

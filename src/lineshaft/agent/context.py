@@ -17,7 +17,15 @@ from lineshaft.client.artifacts import ArtifactReader, Content
 from lineshaft.client.blocking import SyncArtifactReader
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Artifact
-from lineshaft.types.work import MAX_INPUT_BYTES, SPAWN_STEP, Child, ClaimedTask, PastAttempt, decoded_inputs
+from lineshaft.types.work import (
+    MAX_INPUT_BYTES,
+    SPAWN_STEP,
+    Child,
+    ClaimedTask,
+    PastAttempt,
+    TaskAtWork,
+    decoded_inputs,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,6 +86,12 @@ class _Context:
     @property
     def parent_id(self) -> str | None:
         return self._execution.task.parent_id
+
+    @property
+    def task(self) -> TaskAtWork:
+        """The task, with its `lock_key` and the `document_id` of that."""
+        task = self._execution.task
+        return TaskAtWork(task.id, task.type, task.title, task.lock_key)
 
     @property
     def spec(self) -> dict[str, Any]:

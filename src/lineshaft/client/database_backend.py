@@ -22,6 +22,7 @@ from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database, place_of
 from lineshaft.errors import DatabaseError, UnavailableError
+from lineshaft.integrations.officeplane_redis import locks as document_locks
 from lineshaft.model.tasks import NewTask
 from lineshaft.operations import health
 from lineshaft.operations.operation import Operation
@@ -89,6 +90,7 @@ class DatabaseBackend:
                     checks=self._checks or Checks.from_settings(self._settings),
                     store=open_store(self._settings),
                     max_artifact_bytes=self._settings.max_artifact_bytes,
+                    outside_locks=document_locks.of(self._settings),
                 )
             )
             self._on_demand = OnDemand(self._engine, self._wake_all)

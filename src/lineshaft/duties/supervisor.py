@@ -20,7 +20,10 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.outbox import Outbox
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.read.tally import Tally
+from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify.config import load
+from lineshaft.integrations.officeplane_redis.sse import SsePublisher
+from lineshaft.integrations.redis.connection import RedisServer
 from lineshaft.settings import Settings
 
 
@@ -53,6 +56,11 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
         duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]
+    if settings.officeplane_sse:
+        if settings.redis_url is None:
+            raise SettingsError("LINESHAFT_OFFICEPLANE_SSE needs LINESHAFT_REDIS_URL: it publishes there.")
+        redis = RedisServer(settings.redis_url)
+        duties.append(SsePublisher(engine.events, redis, settings.officeplane_prefix))
     return duties
 
 

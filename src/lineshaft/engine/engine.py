@@ -18,6 +18,7 @@ from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.guards.locks import Locks
+from lineshaft.engine.guards.outside import OutsideLocks, OutsideRows
 from lineshaft.engine.guards.pauses import Pauses
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
@@ -76,12 +77,13 @@ class Engine:
         source_folders: Sequence[str] | None = None,
         store: Store | None = None,
         max_artifact_bytes: int = DEFAULT_MAX_BYTES,
+        outside_locks: OutsideLocks | None = None,
     ) -> None:
         """`store` has the artifacts. `server`: its name; only a server's settings replace limits.
 
         `source_folders`: those that servers watch; None: this process doesn't know them.
         """
-        self._server = server
+        self._server, self._outside_locks = server, outside_locks
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
@@ -148,6 +150,7 @@ class Engine:
             breakers=self.breakers,
             undelivered=self.undelivered,
             types=self.task_types,
+            outside=outside_locks,
         )
         self.work = Work(
             self.database,
@@ -183,6 +186,8 @@ class Engine:
         await self.database.open()
         try:
             await self.limits.apply(self.rules.installation_limits, server=self._server)
+            if self._outside_locks is not None:
+                await self._outside_locks.open(OutsideRows(self.database))
         except BaseException:
             # Tasks of a pool that isn't closed survive the end of the event loop, which waits for them.
             await self.database.close()
@@ -193,4 +198,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.undelivered.close()
+        if self._outside_locks is not None:
+            await self._outside_locks.close()
         await self.database.close()

@@ -1,7 +1,7 @@
 """The order of a schema's properties, which PostgreSQL doesn't keep: `jsonb` sorts the keys of objects.
 
-A stored schema lists the names where the order would be lost. A schema that is read has its order again, and no
-list.
+A stored schema lists the names where the order would be lost. A schema that is read has its order again, and
+no list.
 """
 
 from typing import Any

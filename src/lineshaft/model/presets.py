@@ -17,6 +17,10 @@ class Preset(Struct, frozen=True, kw_only=True):
     #: None: the default of the installation.
     max_duration_sec: float | None = None
     require_decision_report: bool = False
+    #: A poison pill ends a task; without it, the flag is only shown, and the task uses up its attempts.
+    ends_poison_pills: bool = True
+    #: Failures count against the breaker of the type; without it, only where one is configured for the type.
+    counts_for_breakers: bool = True
 
 
 FACTORY = Preset(name="factory", retry=RetryPolicy(), max_attempts=3, boost_per_minute=0.1)

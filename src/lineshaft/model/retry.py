@@ -281,6 +281,7 @@ def decide_failure(
     policy: RetryPolicy,
     failed_agents: Iterable[str | None],
     uniform: Uniform,
+    ends_poison_pills: bool = True,
     total_cost_usd: Decimal = Decimal(0),
     max_total_cost_usd: Decimal | None = None,
     model_preferences: Sequence[str] = (),
@@ -289,6 +290,7 @@ def decide_failure(
     """Decide what happens to a task after a failed attempt.
 
     `attempts`, `failed_agents` and `total_cost_usd` include the attempt that has just failed.
+    `ends_poison_pills` is that of the task's preset.
     """
     category = category_of(category)
     poison_pill = category != FailureCategory.STEP_MISMATCH and is_poison_pill(attempts, failed_agents)
@@ -296,7 +298,7 @@ def decide_failure(
         return DeadLetterDecision(DeadLetterReason.BUDGET_EXCEEDED, poison_pill)
     if not policy.retries(category):
         return DeadLetterDecision(DeadLetterReason.NOT_RETRYABLE, poison_pill)
-    if poison_pill:
+    if poison_pill and ends_poison_pills:
         return DeadLetterDecision(DeadLetterReason.POISON_PILL, poison_pill)
     if attempts >= max_attempts:
         return DeadLetterDecision(DeadLetterReason.MAX_ATTEMPTS, poison_pill)

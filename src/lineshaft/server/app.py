@@ -14,13 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lineshaft import __version__
 from lineshaft.dashboard.dashboard import Dashboard, wants_page
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.integrations.officeplane import monitoring, sockets
 from lineshaft.integrations.officeplane import routes as officeplane_routes
-from lineshaft.integrations.officeplane import sockets
 from lineshaft.integrations.officeplane.officeplane import ERROR_FORMATS, Officeplane
 from lineshaft.operations import table
 from lineshaft.operations.operation import operations_in
 from lineshaft.server.framework import docs_page, openapi, problems
 from lineshaft.server.framework.middleware import AllowedHosts, BodyLimit, RequestMiddleware
+from lineshaft.server.framework.origins import AllowedOrigins
 from lineshaft.server.framework.routing import routes
 from lineshaft.server.routes import additions, agents, artifacts, health, hooks, metrics, work
 from lineshaft.server.service import Service
@@ -28,7 +29,7 @@ from lineshaft.server.service import Service
 #: What only a server answers comes before the table: most calls are of agents.
 _NATIVE = operations_in(work, agents, artifacts, hooks, metrics, health, additions)
 _NATIVE += table.OPERATIONS
-_OFFICEPLANE = operations_in(officeplane_routes)
+_OFFICEPLANE = operations_in(officeplane_routes, monitoring)
 #: Every operation of a server.
 OPERATIONS = [*_NATIVE, *_OFFICEPLANE]
 
@@ -94,6 +95,7 @@ def with_middleware(app: ASGIApp, service: Service) -> RequestMiddleware:
         max_body_bytes=settings.max_body_bytes,
         error_formats=ERROR_FORMATS,
         open_prefix=hooks.PREFIX,
+        origins=AllowedOrigins(settings.allowed_origins),
         uploads={artifacts.PATH: BodyLimit(settings.max_artifact_bytes, "LINESHAFT_MAX_ARTIFACT_BYTES")},
     )
 

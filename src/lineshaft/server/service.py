@@ -25,6 +25,7 @@ from lineshaft.engine.guards.servers import ThisServer
 from lineshaft.engine.metrics import MetricsReader
 from lineshaft.engine.postgres.probe import check_writable
 from lineshaft.errors import UnavailableError
+from lineshaft.integrations.officeplane_redis import locks as document_locks
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.auth import Authenticator
 from lineshaft.server.framework.streams import Tail
@@ -56,6 +57,7 @@ class Service:
             source_folders=settings.source_folders,
             store=open_store(settings),
             max_artifact_bytes=settings.max_artifact_bytes,
+            outside_locks=document_locks.of(settings, adopts=True),
         )
         self.events = self.engine.events
         self.tokens = self.engine.tokens

@@ -105,3 +105,4 @@ from lineshaft.types.waiting import Waiting as Waiting
 from lineshaft.types.waiting import WaitingReason as WaitingReason
 from lineshaft.types.work import Child as Child
 from lineshaft.types.work import PastAttempt as PastAttempt
+from lineshaft.types.work import TaskAtWork as TaskAtWork

@@ -15,6 +15,7 @@ from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model import ratelimit, retry
 from lineshaft.model.budget import money
 from lineshaft.model.fields import LONGEST_SECONDS
+from lineshaft.model.lock_keys import document_of
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import ENDED, Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
@@ -294,6 +295,21 @@ class Moved(msgspec.Struct, frozen=True):
 
     def unwrap(self) -> Status:
         return _unwrapped(self.status, self.error)
+
+
+class TaskAtWork(Struct, frozen=True):
+    """The task that a handler works on."""
+
+    id: str
+    type: str
+    title: str
+    #: While the handler runs, no other task with this lock does.
+    lock_key: str | None
+
+    @property
+    def document_id(self) -> str | None:
+        """The document X of a lock `doc:X`; None: the lock is for something else, or there is none."""
+        return document_of(self.lock_key)
 
 
 class Child(Struct, frozen=True):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import shlex
 import shutil
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,41 +12,9 @@ import pytest
 from lineshaft.clock import MovableClock
 from lineshaft.engine.artifacts import artifacts
 from lineshaft.settings import Settings
+from tests.integrations.officeplane.calls import complete, create, fail, ids, look
 from tests.server.client import Client, Reply
 from tests.server.conftest import Serve, Served
-
-
-async def create(client: Client, **fields: Any) -> dict[str, Any]:
-    reply = await client.post("/api/tasks", {"taskType": "edit", **fields})
-    assert reply.status == 201, reply
-    made: dict[str, Any] = reply.json
-    return made
-
-
-async def look(client: Client, task_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = (await client.get(f"/api/tasks/{task_id}")).json
-    return found
-
-
-async def ids(client: Client, **query: Any) -> list[str]:
-    reply = await client.get("/api/tasks", **query)
-    assert reply.status == 200, reply
-    return [task["id"] for task in reply.json]
-
-
-async def fail(client: Client, agent: dict[str, Any], category: str = "crash") -> str:
-    task_id, token = await client.hold(agent)
-    body = {"claim_token": token, "error": "it broke", "category": category}
-    assert (await client.post(f"/v1/tasks/{task_id}/fail", body)).status == 200
-    return task_id
-
-
-async def complete(client: Client, agent: dict[str, Any], data: Any = None) -> str:
-    task_id, token = await client.hold(agent)
-    body = {"claim_token": token, "output": {"data": data}}
-    assert (await client.post(f"/v1/tasks/{task_id}/complete", body)).status == 200
-    return task_id
-
 
 FIELDS = {
     *("id", "taskType", "taskName", "documentId", "parentTaskId", "payload", "result", "state", "priority"),
@@ -81,7 +49,7 @@ async def test_the_five_calls_as_they_are_written(served: Served) -> None:
     assert found == listed == made
     assert found.keys() >= FIELDS
     cancelled = await curl(f"curl -X POST http://localhost:8001/api/tasks/{made['id']}/cancel", port)
-    assert (cancelled["state"], cancelled["errorMessage"]) == ("CANCELLED", "cancelled by hand")
+    assert (cancelled["state"], cancelled["cancelReason"]) == ("CANCELLED", "cancelled by hand")
     assert cancelled["cancelledAt"]
     again = await curl(f"curl -X POST http://localhost:8001/api/tasks/{made['id']}/retry", port)
     assert (again["state"], again["cancelledAt"]) == ("QUEUED", None)
@@ -93,28 +61,29 @@ def test_the_default_port_is_that_of_003() -> None:
 
 
 async def test_what_was_sent_is_echoed(client: Client) -> None:
-    """R-026, U1: also what we have no column for, and the priority as it was spelled."""
+    """R-026, U1: also what we have no column for; the priority as one of its words."""
     sent = {
         "taskName": "Page three",
         "documentId": "ordner/ä 7",
         "instanceId": "node-1",
         "priority": 3,
         "maxRetries": 1,
-        "timeoutSeconds": 30.5,
+        "timeoutSeconds": 30,
         "tags": ["nightly", "k:v"],
         "payload": {"page": 3, "skip_pretty": True},
         "metadata": {"from": ["a", None]},
     }
     made = await create(client, **sent)
 
-    assert {name: made[name] for name in sent} == sent
+    assert {name: made[name] for name in sent} == sent | {"priority": "HIGH"}
+    assert isinstance(made["timeoutSeconds"], int)
     assert await look(client, made["id"]) == made
     native = await client.task(made["id"])
     assert (native["lock_key"], native["priority"], native["title"]) == ("doc:ordner/ä 7", 20, "Page three")
-    assert (native["max_attempts"], native["max_duration_sec"]) == (2, 30.5)
+    assert (native["max_attempts"], native["max_duration_sec"]) == (2, 30)
     assert (native["preset"], native["priority_boost_per_minute"]) == ("officeplane", 0)
     await client.patch(f"/v1/tasks/{made['id']}", {"priority": 70})
-    assert (await look(client, made["id"]))["priority"] == "LOW", "what is no longer true is not echoed"
+    assert (await look(client, made["id"]))["priority"] == "LOW"
 
 
 async def test_defaults(client: Client) -> None:
@@ -133,9 +102,9 @@ async def test_the_other_calling_style_has_the_whole_body_as_payload(client: Cli
 
     assert made.status == bare.status == 201
     assert made.json["payload"] == {"taskType": "is mine", "x": 1}
-    assert (made.json["documentId"], made.json["priority"], made.json["tags"]) == ("d1", "high", ["a", "b"])
+    assert (made.json["documentId"], made.json["priority"], made.json["tags"]) == ("d1", "HIGH", ["a", "b"])
     assert (await client.task(made.json["id"]))["max_attempts"] == 1
-    assert (bare.json["payload"], bare.json["priority"]) == ({}, "4")
+    assert (bare.json["payload"], bare.json["priority"]) == ({}, "CRITICAL")
     for wrong in ({"documentId": "d1"}, {"taskType": "x", "odd": 1}, {"taskType": "x", "priority": "5"}):
         assert (await client.post("/api/tasks", {}, query=wrong)).status == 422
 
@@ -287,7 +256,7 @@ async def test_the_delays_of_003(serve: Serve, clock: MovableClock) -> None:
         await fail(client, agent)
 
         found = await look(client, made["id"])
-        assert (found["state"], found["retryCount"], found["maxRetries"]) == ("FAILED", 4, 3)
+        assert (found["state"], found["retryCount"], found["maxRetries"]) == ("FAILED", 3, 3)
         assert found["errorMessage"]
 
 
@@ -331,6 +300,65 @@ async def test_cancel_and_retry_only_where_they_make_sense(client: Client) -> No
     assert await complete(client, agent) == failed
     assert (await post(failed, "retry")).status == 409
     assert (await post(failed, "cancel")).status == 409
+
+
+async def test_the_times_and_the_error_of_an_end(serve: Serve, clock: MovableClock) -> None:
+    """Every end has `completedAt`; a cancelled task has no error, and a retry starts no earlier."""
+    async with serve(clock=clock) as served:
+        client = served.client
+        agent = await client.register()
+        ended = []
+        for category in ("crash", "timeout"):
+            ended.append((await create(client, maxRetries=0))["id"])
+            clock.advance(10)
+            await fail(client, agent, category)
+        ended.append((await create(client))["id"])
+        await client.post(f"/api/tasks/{ended[-1]}/cancel", {"reason": "not needed"})
+        times = [(await look(client, task_id))["completedAt"] for task_id in ended]
+        assert [datetime.fromisoformat(time) for time in times] == [
+            clock.now() - timedelta(seconds=10),
+            clock.now(),
+            clock.now(),
+        ]
+        found = await look(client, ended[2])
+        assert (found["errorMessage"], found["cancelReason"]) == (None, "not needed")
+
+        retrying = (await create(client))["id"]
+        assert (await look(client, retrying))["completedAt"] is None
+        started = []
+        for _ in range(2):
+            clock.advance(60)
+            await served.service.engine.maintenance.promote_due(10)
+            task_id, token = await client.hold(agent)
+            started.append((await look(client, retrying))["startedAt"])
+            body = {"claim_token": token, "error": "it broke"}
+            await client.post(f"/v1/tasks/{task_id}/fail", body)
+            found = await look(client, retrying)
+            assert (found["state"], found["startedAt"]) == ("RETRYING", started[-1])
+        assert started[0] < started[1]
+
+
+async def test_a_refusal_names_its_states(client: Client) -> None:
+    agent = await client.register()
+    failed = (await create(client, maxRetries=0))["id"]
+    await fail(client, agent)
+    running = (await create(client))["id"]
+    await client.hold(agent)
+
+    cancel = await client.post(f"/api/tasks/{failed}/cancel")
+    retry = await client.post(f"/api/tasks/{running}/retry")
+    assert (cancel.status, retry.status) == (409, 409)
+    assert cancel.json["detail"] == (
+        f"Task {failed} can't be cancelled: it is FAILED. It must be QUEUED, RUNNING or RETRYING."
+    )
+    assert "it is RUNNING. It must be FAILED, TIMEOUT, CANCELLED or RETRYING." in retry.json["detail"]
+
+
+async def test_a_list_has_a_hundred_tasks_by_default(client: Client) -> None:
+    body = {"tasks": [{"type": "x"} for _ in range(101)]}
+    assert (await client.post("/v1/tasks/batch", body)).status == 201
+
+    assert len(await ids(client)) == 100
 
 
 # Batches.
@@ -403,7 +431,7 @@ async def test_a_child_that_fails_for_good(client: Client) -> None:
         "FAILED",
         "CANCELLED",
     ]
-    assert "sibling failed" in found[three["id"]]["errorMessage"]
+    assert "sibling failed" in found[three["id"]]["cancelReason"]
     assert (await look(client, parent["id"]))["state"] == "FAILED"
     assert (await client.get("/v1/locks")).json["items"] == []
 

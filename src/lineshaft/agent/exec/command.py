@@ -286,6 +286,9 @@ def document(ctx: TaskContext) -> bytes:
     return msgspec.json.encode(
         {
             **{name: getattr(ctx, name) for name in _PLAIN_FIELDS},
+            "lock_key": ctx.task.lock_key,
+            # As OfficePlane spells it.
+            "documentId": ctx.task.document_id,
             "spec": ctx.spec,
             "inputs": ctx.inputs,
             "resume": ctx.resume,
@@ -303,6 +306,7 @@ def environment(
     """The allowed part of the agent's environment, and the task's variables."""
     inherited = child_environment(variables, pass_env)
     fields: dict[str, Any] = {name.upper(): getattr(ctx, name) for name in _PLAIN_FIELDS}
+    fields["LOCK_KEY"], fields["DOCUMENT_ID"] = ctx.task.lock_key, ctx.task.document_id
     fields["DEADLINE"] = None if ctx.deadline is None else ctx.deadline.isoformat()
     fields["TIME_LIMIT_SEC"] = f"{time_limit_sec:g}"
     for name, value in ctx.spec.items():

@@ -25,6 +25,7 @@ from lineshaft.engine.claim.rows import claimed_tasks
 from lineshaft.engine.claim.single import claim_one
 from lineshaft.engine.guards.breakers import MODEL, Breakers
 from lineshaft.engine.guards.locks import LOCK_TTL_SEC
+from lineshaft.engine.guards.outside import OutsideLocks
 from lineshaft.engine.guards.task_types import TaskTypes
 from lineshaft.engine.live.parking import unpark_lock_waiters
 from lineshaft.engine.postgres import catalog
@@ -128,8 +129,8 @@ class _ProbeTakenError(Exception):
     """Another claim was faster with the probe: this one is rolled back."""
 
 
-class _OutdatedError(Exception):
-    """The limits of all claimed tasks were out of date: they are corrected and released."""
+class _GivenBackError(Exception):
+    """All claimed tasks were released: their limits were out of date, or their locks are held outside."""
 
 
 class Claims:
@@ -142,14 +143,19 @@ class Claims:
         breakers: Breakers,
         undelivered: Undelivered,
         types: TaskTypes,
+        outside: OutsideLocks | None = None,
     ) -> None:
-        """`why_not` returns why an instance, named by agent and incarnation, can't claim a task."""
+        """`why_not` returns why an instance, named by agent and incarnation, can't claim a task.
+
+        `outside`: document locks that other programs hold too.
+        """
         self._database = database
         self._why_not = why_not
         self._upkeep = upkeep
         self._breakers = breakers
         self._undelivered = undelivered
         self._types = types
+        self._outside = outside
         self._fast_path = FastPath()
         #: Tasks that this process has claimed since it last turned the generation.
         self._left = 0
@@ -185,7 +191,7 @@ class Claims:
             )
             try:
                 return await self._claimed(claim)
-            except _OutdatedError:
+            except _GivenBackError:
                 looked = None
         async with self._database.connection() as connection:
             holders = await fetch_rows(connection, _Holder, _SQL["claim_holders"], _claim_columns([last]))
@@ -199,11 +205,11 @@ class Claims:
     async def _claim_current(
         self, agent_id: str, incarnation: int, *, looked: FastClaim | None = None, **options: Any
     ) -> Claim:
-        """Claim until there are tasks with the present limits of their types, or none at all."""
+        """Claim until there are tasks that the agent may have, or none at all."""
         for _ in range(_ROUNDS):
             try:
                 return await self._claim(agent_id, incarnation, looked=looked, **options)
-            except _OutdatedError:
+            except _GivenBackError:
                 looked = None
         return Claim()
 
@@ -329,10 +335,29 @@ class Claims:
             await self._undelivered.release(outdated)
         tasks[:] = [task for task in tasks if not task.outdated]
         if not tasks:
-            raise _OutdatedError
+            raise _GivenBackError
+
+    async def _give_back_locked(self, tasks: list[ClaimedTask]) -> None:
+        """Release tasks whose document another program holds; raises if no other is left.
+
+        Every claim of a task with a lock passes here, whichever agent made it and in whatever way.
+        """
+        keys = {task.lock_key for task in tasks if task.lock_key is not None}
+        if self._outside is None or not keys:
+            return
+        with self._undelivered.release_if_undelivered(tasks):
+            refused = await self._outside.take(keys)
+            if not refused:
+                return
+            await self._undelivered.release([task for task in tasks if task.lock_key in refused])
+            await self._outside.mark(refused)
+        tasks[:] = [task for task in tasks if task.lock_key not in refused]
+        if not tasks:
+            raise _GivenBackError
 
     async def _claimed(self, claim: Claim) -> Claim:
         await self._give_back_outdated(claim.tasks)
+        await self._give_back_locked(claim.tasks)
         self._left += len(claim.tasks)
         await self._give_up_overspent(claim.tasks)
         if self._left >= self._turn_at:
@@ -367,13 +392,15 @@ class Claims:
             round_ = await self._claim_and_report(parameters)
         try:
             await self._give_back_outdated(round_.tasks)
-        except _OutdatedError:
+        except _GivenBackError:
             round_ = await self._claim_and_report(parameters)
         tasks, stranded = round_.tasks, set(round_.outcome.stranded)
         if not tasks and round_.outcome.probe_due:
             tasks = await self._claim_probes(parameters, stranded)
         if stranded := stranded - {task.id for task in tasks}:
             await self._database.run(lambda own: self._free(own, sorted(stranded)))
+        with contextlib.suppress(_GivenBackError):
+            await self._give_back_locked(tasks)
         await self._give_up_overspent(tasks)
         if not tasks:
             # If its deadline has passed, the reason is that it is CANCELLED.

@@ -53,6 +53,12 @@ class CountedFailure(Struct, frozen=True):
     model: str | None
     #: The process that was lost with it; None: it failed in another way.
     lost: str | None = None
+    #: Counts against its type also where no breaker is configured for that.
+    by_default: bool = True
+
+    def counts(self, key: str, breaker: Breaker, policy: BreakerPolicy) -> bool:
+        """Whether this breaker counts it; the result of a probe always decides."""
+        return self.by_default or key in policy.overrides or breaker.probe_task_id == self.task_id
 
 
 class _BreakerRow(Struct, frozen=True):
@@ -119,12 +125,18 @@ class Breakers:
         for attempt in attempts:
             for key in _keys(attempt, policy):
                 by_key.setdefault(key, []).append(attempt)
-        await connection.execute(_SQL["make_breakers"], {"keys": list(by_key)})
+        counted = [
+            key for key, of in by_key.items() if key in policy.overrides or any(one.by_default for one in of)
+        ]
+        if counted:
+            await connection.execute(_SQL["make_breakers"], {"keys": counted})
 
         def decide(row: _BreakerRow) -> list[BreakerChange]:
             changes = []
             breaker = row.breaker
             for attempt in by_key[row.key]:
+                if not attempt.counts(row.key, breaker, policy):
+                    continue
                 change = model.on_failure(
                     breaker,
                     policy.config_for(row.key),

@@ -26,6 +26,7 @@ from lineshaft.engine.read.guards import (
 )
 from lineshaft.engine.read.ids import IdKind, find_ids
 from lineshaft.engine.read.listing import Keys, dag_keys, task_keys
+from lineshaft.engine.read.outcomes import Outcomes, read_outcomes
 from lineshaft.engine.read.relatives import Relatives, read_relatives
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.stats import Bounds, read_stats
@@ -33,7 +34,7 @@ from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.read.tasks import read_attempts, read_steps, read_tasks, read_tasks_by_id
 from lineshaft.engine.read.throughput import read_throughput
 from lineshaft.engine.read.waiting import read_waiting
-from lineshaft.engine.read.why import read_refusal, read_why
+from lineshaft.engine.read.why import read_reasons, read_refusal, read_why
 from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
 from lineshaft.model.states import LIVE, Status
 from lineshaft.model.storable import is_storable
@@ -157,6 +158,12 @@ class Queries:
 
         return await self._of_task(task_id, read)
 
+    async def reasons(self, task_ids: Sequence[str]) -> dict[str, str]:
+        """Why these tasks can't be claimed now, each in one sentence; those that can be are missing."""
+        if not task_ids:
+            return {}
+        return await in_snapshot(self._database, lambda reader: read_reasons(reader, task_ids))
+
     async def why_not(self, task_id: str, agent_id: str, incarnation: int) -> LineshaftError:
         """Why this instance of an agent can't claim this task."""
 
@@ -250,6 +257,14 @@ class Queries:
             return await read_waiting(reader, self._bounds)
 
         return await in_snapshot(self._database, read, for_filters=True)
+
+    async def outcomes(self) -> Outcomes:
+        """Dead letters that timed out, batches that run, and how long tasks take."""
+
+        async def read(reader: Reader) -> Outcomes:
+            return await read_outcomes(reader, self._bounds)
+
+        return await in_snapshot(self._database, read)
 
     async def throughput(self) -> ThroughputHistory:
         """What ended in each minute of the last hour, and how long recent tasks had waited."""

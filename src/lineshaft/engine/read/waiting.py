@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
 from lineshaft.engine.read.stats import Bounds
-from lineshaft.engine.read.why import explain, read_agents_and_models
+from lineshaft.engine.read.why import distinct_profiles, explain, read_agents_and_models
 from lineshaft.model.states import Status
 from lineshaft.types import ReasonCode
 from lineshaft.types.waiting import Waiting, WaitingReason
@@ -88,7 +88,7 @@ async def read_waiting(reader: Reader, bounds: Bounds) -> Waiting:
     found = await reader.send(_SQL["lanes"], ids=lane_ids)
     models, agents = await read_agents_and_models(reader)
     lanes = {int(row["id"]): row for row in await found.fetchall()}
-    profiles = _profiles(agents)
+    profiles = distinct_profiles(agents)
     sums: dict[ReasonCode | None, _Sum] = {}
     for group in groups:
         lane = lanes[group.lane_id]
@@ -163,19 +163,6 @@ async def _date(reader: Reader, groups: Iterable[_Group]) -> None:
     undated = {group.first_id: group for group in groups if group.oldest is None and group.first_id}
     for row in await reader.rows(_SQL["created"], ids=list(undated)):
         undated[row["id"]].oldest = row["created_at"]
-
-
-def _profiles(agents: Iterable[Row]) -> list[Row]:
-    """For each set of abilities, the instance with the most money: thousands of others may have the same."""
-    best: dict[tuple[object, ...], Row] = {}
-    for row in agents:
-        types = row["types"] if row["types"] is None else tuple(row["types"])
-        free = row["held"] < row["max_concurrent_tasks"]
-        key = (row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free)
-        known = best.setdefault(key, row)
-        if known["money"] is not None and (row["money"] is None or row["money"] > known["money"]):
-            best[key] = row
-    return list(best.values())
 
 
 def _reason(code: ReasonCode | None, total: _Sum) -> WaitingReason:

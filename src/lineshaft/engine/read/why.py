@@ -28,6 +28,8 @@ from lineshaft.model.instance_names import short_names
 from lineshaft.model.states import DEADLINE_MISSED, Status
 from lineshaft.types import Reason, ReasonCode, Why
 
+#: Holders of locks that are not tasks begin with this (guards/outside.py).
+OUTSIDE = "outside:"
 #: This many items of a list are named; the rest are counted.
 _NAMED = 3
 #: Characters of an error that are shown.
@@ -56,6 +58,19 @@ async def read_why(reader: Reader, task_id: str) -> Why | None:
     return None if facts is None else facts.explained()
 
 
+async def read_reasons(reader: Reader, task_ids: Sequence[str]) -> dict[str, str]:
+    """Why these tasks can't be claimed now, each in one sentence; those that can be are missing.
+
+    For lists: of agents that can do the same, only the one with the most money is considered.
+    """
+    tasks = await reader.send(_SQL["why_task"], ids=list(task_ids))
+    upstream = await read_upstream(reader, list(task_ids))
+    models, agents = await read_agents_and_models(reader)
+    profiles = distinct_profiles(agents)
+    found = [explain(task, upstream, models, profiles) for task in await tasks.fetchall()]
+    return {why.task_id: why.reasons[0].detail for why in found if why.reasons and not why.runnable}
+
+
 async def read_refusal(
     reader: Reader, task_id: str, agent_id: str, incarnation: int
 ) -> LineshaftError | None:
@@ -75,7 +90,7 @@ async def _read_facts(
     reader: Reader, task_id: str, agent_id: str | None = None, incarnation: int | None = None
 ) -> _Facts | None:
     """`agent_id`: None considers all agents."""
-    task = await reader.send(_SQL["why_task"], id=task_id)
+    task = await reader.send(_SQL["why_task"], ids=[task_id])
     models = await reader.send(_SQL["why_models"])
     agents = await reader.send(_SQL["why_agents"], agent_id=agent_id, incarnation=incarnation)
     upstream = await read_upstream(reader, [task_id])
@@ -83,6 +98,19 @@ async def _read_facts(
     if not found:
         return None
     return _Facts(found[0], upstream, await models.fetchall(), await agents.fetchall())
+
+
+def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
+    """For each set of abilities, the instance with the most money: thousands of others may have the same."""
+    best: dict[tuple[object, ...], Row] = {}
+    for row in agents:
+        types = row["types"] if row["types"] is None else tuple(row["types"])
+        free = row["held"] < row["max_concurrent_tasks"]
+        key = (row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free)
+        known = best.setdefault(key, row)
+        if known["money"] is not None and (row["money"] is None or row["money"] > known["money"]):
+            best[key] = row
+    return list(best.values())
 
 
 def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: Sequence[Row]) -> Why:
@@ -321,7 +349,13 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"All claims are suspended until {_iso(task['slowed_until'])} after a rate limit{because}."
             " Delete the slowdown * to continue at once.",
         )
-    if task["lock_refused"]:
+    if task["lock_refused"] and task["lock_holder"].startswith(OUTSIDE):
+        yield Reason(
+            ReasonCode.LOCK_HELD,
+            f"Lock {task['lock_key']!r} is held by another program "
+            f"({_short(task['lock_holder'].removeprefix(OUTSIDE))}) until that releases it.",
+        )
+    elif task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
             ReasonCode.LOCK_HELD,

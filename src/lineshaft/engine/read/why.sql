@@ -40,7 +40,7 @@ LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
 LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
 LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
 -- include: joined_barriers
-WHERE task.id = %(id)s::text
+WHERE task.id = ANY (%(ids)s::text[])
 
 -- name: why_models
 -- Models and providers that no claim uses now. until: the end of a slowdown; NULL: a breaker is open, and no probe is due.

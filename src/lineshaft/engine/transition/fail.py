@@ -20,6 +20,7 @@ from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.transition.effects import Effects
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.model import breaker, budget, ratelimit, retry
+from lineshaft.model.presets import preset_named
 from lineshaft.model.states import Status
 from lineshaft.model.storable import replace_unstorable
 from lineshaft.model.tasks import policy
@@ -162,7 +163,8 @@ class Failures:
                 # A category is the agent's word; only Lineshaft knows that a process was lost.
                 is_lost = ended_by is None and failure.category in retry.LOST_PROCESS
                 lost = _process(task) if is_lost else None
-                against.append(CountedFailure(task.id, task.type, task.model, lost))
+                by_default = preset_named(task.preset).counts_for_breakers
+                against.append(CountedFailure(task.id, task.type, task.model, lost, by_default=by_default))
         await self._breakers.failed(connection, against)
         await self._slowdowns.signal_slowdowns(connection, limits)
         return moved
@@ -240,6 +242,7 @@ class Failures:
             policy=rules,
             failed_agents=instances,
             uniform=self._uniform,
+            ends_poison_pills=preset_named(task.preset).ends_poison_pills,
             total_cost_usd=task.cost_usd + failure.spent.cost(task),
             max_total_cost_usd=task.max_total_cost_usd,
             model_preferences=task.model_preferences,

@@ -5,6 +5,7 @@ from starlette.types import Scope as AsgiScope
 
 from lineshaft.engine.caller import Caller
 from lineshaft.integrations.officeplane.tasks import TaskConverter
+from lineshaft.integrations.officeplane.this_process import ThisProcess
 from lineshaft.integrations.officeplane.updates import Updates
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.problems import ErrorFormat, ErrorFormats
@@ -32,6 +33,7 @@ class Officeplane:
         self.stopping = service.stopping
         self.converter = TaskConverter(first_is_extra=service.settings.max_retries_are == "extra")
         self.updates = Updates(service.tail, service.events, self.engine.read, self.converter)
+        self.process = ThisProcess()
         self._service = service
 
     async def authenticate(self, scope: Scope | None, request: AsgiScope) -> Caller:

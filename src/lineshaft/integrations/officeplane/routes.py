@@ -1,15 +1,15 @@
 """OfficePlane's HTTP routes, over the same tasks as /v1."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from lineshaft import __version__
 from lineshaft.engine.read.queries import Queries
-from lineshaft.errors import InvalidInputError, LineshaftError, NotFoundError
+from lineshaft.errors import InvalidInputError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.integrations.officeplane.conversion import priority_word
 from lineshaft.integrations.officeplane.officeplane import Call
 from lineshaft.integrations.officeplane.preset import OFFICEPLANE
@@ -50,7 +50,7 @@ class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
     state: tuple[str, ...] = ()
     priority: str | None = None
     document_id: tuple[Name, ...] = ()
-    limit: Limit = 50
+    limit: Limit = 100
 
 
 @operation("GET /api/tasks", Scope.READ)
@@ -64,7 +64,7 @@ async def list_document_tasks(call: Call, request: ListQuery) -> list[DocumentTa
         lock_key=tuple(lock_key(name) for name in request.document_id), priority_from=low, priority_to=high
     )
     found = await _newest(call.service.engine.read, fits, states, request.limit)
-    return [call.service.converter.view(task) for task in found]
+    return await _views(call, found)
 
 
 class SubmitDocument(InQuery, frozen=True, kw_only=True):
@@ -94,8 +94,10 @@ async def submit_document_task(call: Call, request: SubmitDocument) -> DocumentT
         )
     except (InvalidInputError, NotFoundError) as error:
         raise in_officeplane_names(error) from None
-    found = await call.service.engine.read.task(submitted.id)
-    return call.service.converter.view(found, duplicate=submitted.duplicate or UNSET)
+    (view,) = await _views(
+        call, [await call.service.engine.read.task(submitted.id)], duplicate=submitted.duplicate or UNSET
+    )
+    return view
 
 
 @operation("GET /api/tasks/{id}", Scope.READ, codes=("not_found",))
@@ -107,8 +109,8 @@ async def get_document_task(call: Call, request: ById) -> DocumentTask:
 @operation("POST /api/tasks/{id}/cancel", Scope.OPERATE, codes=("not_found", "invalid_transition"))
 async def cancel_document_task(call: Call, request: CancelDag) -> DocumentTask:
     """Cancel a task, its children and everything that depends on it. Cancelling again changes nothing."""
-    await call.service.engine.cancel.cancel(request.id, request.reason)
-    return await _task(call, request.id)
+    cancelling = call.service.engine.cancel.cancel(request.id, request.reason)
+    return await _acted(call, request.id, cancelling, "cancelled", "QUEUED, RUNNING or RETRYING")
 
 
 class RetryDocument(Nothing, frozen=True, kw_only=True):
@@ -122,14 +124,26 @@ class RetryDocument(Nothing, frozen=True, kw_only=True):
 )
 async def retry_document_task(call: Call, request: RetryDocument) -> DocumentTask:
     """Queue a failed, timed-out or cancelled task again, or retry a RETRYING task now."""
-    await call.service.engine.revive.retry(request.id)
-    return await _task(call, request.id)
+    retrying = call.service.engine.revive.retry(request.id)
+    return await _acted(call, request.id, retrying, "retried", "FAILED, TIMEOUT, CANCELLED or RETRYING")
 
 
 @operation("GET /health", None)
 async def healthy(call: Call, request: Nothing) -> Health:  # noqa: ARG001 - every operation has them
     """The process answers. The same as /healthz, under OfficePlane's name."""
     return Health("ok", __version__)
+
+
+async def _acted(call: Call, task_id: str, act: Awaitable[object], what: str, allowed: str) -> DocumentTask:
+    """The task after an act by hand; a refusal names OfficePlane's states."""
+    try:
+        await act
+    except InvalidTransitionError:
+        task = await _task(call, task_id)
+        raise InvalidTransitionError(
+            f"Task {task_id} can't be {what}: it is {task.state}. It must be {allowed}."
+        ) from None
+    return await _task(call, task_id)
 
 
 def _requested(request: SubmitDocument) -> NewDocumentTask:
@@ -153,9 +167,21 @@ async def _task(call: Call, task_id: str) -> DocumentTask:
     # What is too large for one answer, or can't be read now, is a reference.
     with suppress(LineshaftError):
         found = await call.service.engine.artifacts.with_data(found)
-    return call.service.converter.view(found)
+    (view,) = await _views(call, [found])
+    return view
 
 
+async def _views(
+    call: Call, tasks: Sequence[Task], *, duplicate: bool | UnsetType = UNSET
+) -> list[DocumentTask]:
+    reasons = await call.service.engine.read.reasons([task.id for task in tasks if task.status in _WAITING])
+    return [
+        call.service.converter.view(task, blocked_reason=reasons.get(task.id), duplicate=duplicate)
+        for task in tasks
+    ]
+
+
+_WAITING = frozenset({Status.PENDING, Status.READY, Status.RETRYING})
 _PRIORITIES = {"CRITICAL": (0, 9), "HIGH": (10, 29), "NORMAL": (30, 59), "LOW": (60, 100)}
 #: The searches that find all tasks of a state; tasks in other states are dropped from the results.
 _SEARCHES: dict[str, tuple[TaskFilter, ...]] = {

@@ -1,8 +1,13 @@
-"""OfficePlane's WebSockets: a message for every transition of a task."""
+"""OfficePlane's WebSockets: a greeting, a message for every change of a task's state, and a heartbeat.
+
+A client that sends `ping`, as text or as `{"type": "ping"}`, gets a pong: a page can't see the pings of the
+protocol itself.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
@@ -14,6 +19,7 @@ from lineshaft.integrations.officeplane.officeplane import Detail, Officeplane
 from lineshaft.integrations.officeplane.updates import Listener
 from lineshaft.server.framework import problems, streams
 from lineshaft.types import Scope as TokenScope
+from lineshaft.types.json import encode
 
 #: OfficePlane's documentation shows neither; its clients use both.
 PATHS = ("/ws", "/api/ws")
@@ -22,6 +28,7 @@ SCOPE = TokenScope.READ
 #: From the registry of RFC 6455: reconnect, the server restarts; reconnect later, the client is too slow.
 _RESTART, _TRY_LATER = 1012, 1013
 _REFUSED = 1008
+HEARTBEAT_SEC = 30.0
 #: The time to send the closing message.
 _CLOSE_SEC = 2.0
 
@@ -48,12 +55,14 @@ class UpdatesSocket:
             await self._serve(listener, receive, send, allow)
 
     async def _serve(self, listener: Listener, receive: Receive, send: Send, allow: streams.Allow) -> None:
-        disconnected = asyncio.create_task(_disconnect(receive))
+        listener.put(_message("connection", status="connected", message="Connected to Lineshaft"))
+        beating = asyncio.create_task(_beat(listener))
+        disconnected = asyncio.create_task(_disconnect(receive, listener))
         stopping = asyncio.create_task(self._officeplane.stopping.wait())
         lost = asyncio.create_task(listener.lost.wait())
         sending = asyncio.create_task(_send_all(listener, send))
         refused = asyncio.create_task(_refusal(allow))
-        tasks = {disconnected, stopping, lost, sending, refused}
+        tasks = {beating, disconnected, stopping, lost, sending, refused}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -77,10 +86,30 @@ def routes(officeplane: Officeplane) -> Sequence[WebSocketRoute]:
     return [WebSocketRoute(path, UpdatesSocket(officeplane)) for path in PATHS]
 
 
-async def _disconnect(receive: Receive) -> None:
-    """Returns when the client disconnects; messages from it are ignored."""
-    while (await receive())["type"] != "websocket.disconnect":
-        pass
+async def _disconnect(receive: Receive, listener: Listener) -> None:
+    """Returns when the client disconnects; of its messages only a ping is answered."""
+    while (message := await receive())["type"] != "websocket.disconnect":
+        if _is_ping(message.get("text") or ""):
+            listener.put(_message("pong"))
+
+
+def _is_ping(text: str) -> bool:
+    if text == "ping":
+        return True
+    with contextlib.suppress(msgspec.MsgspecError):
+        said = msgspec.json.decode(text)
+        return isinstance(said, dict) and said.get("type") == "ping"
+    return False
+
+
+async def _beat(listener: Listener) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_SEC)
+        listener.put(_message("heartbeat"))
+
+
+def _message(kind: str, **more: str) -> bytes:
+    return encode({"type": kind, **more, "timestamp": datetime.now(UTC)})
 
 
 async def _refusal(allow: streams.Allow) -> None:

@@ -6,7 +6,9 @@ Tasks are the same as those of /v1: the type is `taskType`, the spec `payload`, 
 
 from collections.abc import Mapping
 from datetime import datetime
+from math import ceil
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -20,6 +22,7 @@ from lineshaft.integrations.officeplane.conversion import (
     priority_word,
     state_name,
 )
+from lineshaft.model.lock_keys import DOCUMENT_PREFIX, document_of
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Task, TaskOutput
@@ -28,7 +31,8 @@ from lineshaft.types.request import Name
 
 STATES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED", "RETRYING", "CANCELLED", "TIMEOUT")
 DEFAULT_MAX_RETRIES = 3
-_LOCK_PREFIX = "doc:"
+#: States of tasks that ended without success.
+_RETRIED_BY_HAND = frozenset({"FAILED", "TIMEOUT", "CANCELLED"})
 
 MaxRetries = Annotated[int, Meta(ge=0, le=999)]
 
@@ -81,27 +85,47 @@ class DocumentTask(Struct, frozen=True, kw_only=True, rename="camel"):
     #: For a task with children: a list of their results.
     result: Raw | None
     state: str
-    priority: str | int
+    priority: str
     max_retries: int
-    #: The number of failures so far, under both names.
+    #: Attempts after the first, with one that is scheduled; under both names.
     retry_count: int
     retries: int
+    #: The task ended without success, and can be queued again by hand.
+    can_retry: bool
+    #: Why no worker gets the waiting task; null: one will. Messages of WebSockets have null.
+    blocked_reason: str | None
+    #: All reasons, and what the task is doing.
+    why: str
     created_at: datetime
     scheduled_for: datetime | None
     started_at: datetime | None
     completed_at: datetime | None
     cancelled_at: datetime | None
-    timeout_seconds: float | None
+    timeout_seconds: int | None
     error_message: str | None
+    cancel_reason: str | None
     worker_id: str | None
     tags: list[str]
     metadata: Raw | None
     #: Only in the response to a submission: a task with this idempotency key existed.
     duplicate: bool | UnsetType = UNSET
 
+    def at(self, state: str) -> "DocumentTask":
+        """The task as it was in this state, without what came later."""
+        if state == self.state:
+            return self
+        return replace(
+            self,
+            state=state,
+            can_retry=state in _RETRIED_BY_HAND,
+            result=None,
+            completed_at=None,
+            cancelled_at=None,
+            cancel_reason=None,
+        )
+
 
 class _Surface(Struct, frozen=True, rename="camel"):
-    priority: str | int | None = None
     max_retries: int | None = None
     instance_id: str | None = None
     metadata: Raw = Raw(b"null")
@@ -144,37 +168,50 @@ class TaskConverter:
     def _attempts(self, retries: int) -> int:
         return max_attempts(retries, first_is_extra=self._first_is_extra)
 
-    def view(self, task: Task, **more: Any) -> DocumentTask:
+    def view(
+        self, task: Task, *, blocked_reason: str | None = None, duplicate: bool | UnsetType = UNSET
+    ) -> DocumentTask:
         sent = _NOTHING if task.surface_json is UNSET else _SURFACE.decode(task.surface_json)
         retries = task.max_attempts - 1 if self._first_is_extra else task.max_attempts
-        lock = task.lock_key or ""
         done = task.status is Status.COMPLETED
+        state = state_of(task)
+        made = _retries_made(task)
         return DocumentTask(
             id=task.id,
             task_type=task.type,
             task_name=task.title,
-            document_id=lock.removeprefix(_LOCK_PREFIX) if lock.startswith(_LOCK_PREFIX) else None,
+            document_id=document_of(task.lock_key),
             instance_id=sent.instance_id,
             parent_task_id=task.parent_id,
             payload=task.spec_json,
             result=_result(task.output) if done else None,
-            state=state_of(task),
-            priority=_as_spelled(task.priority, sent.priority),
+            state=state,
+            priority=priority_word(task.priority),
             max_retries=retries if sent.max_retries is None else sent.max_retries,
-            retry_count=task.attempts,
-            retries=task.attempts,
+            retry_count=made,
+            retries=made,
+            can_retry=state in _RETRIED_BY_HAND,
+            blocked_reason=blocked_reason,
+            why=f"/v1/tasks/{quote(task.id, safe='')}/why",
             created_at=task.created_at,
             scheduled_for=task.retry_at or task.run_at,
             started_at=task.started_at,
-            completed_at=task.completed_at,
+            completed_at=task.ended_at,
             cancelled_at=task.cancelled_at,
-            timeout_seconds=task.max_duration_sec,
-            error_message=task.failure_reason or task.cancel_reason,
+            timeout_seconds=None if task.max_duration_sec is None else ceil(task.max_duration_sec),
+            error_message=None if task.status is Status.CANCELLED else task.failure_reason,
+            cancel_reason=task.cancel_reason,
             worker_id=task.claim.agent_id,
             tags=task.tags,
             metadata=None if bytes(sent.metadata) == b"null" else sent.metadata,
-            **more,
+            duplicate=duplicate,
         )
+
+
+def _retries_made(task: Task) -> int:
+    """The first attempt is none; neither is the failure that ended the task."""
+    failed_for_good = task.status is Status.DEAD_LETTERED
+    return max(task.attempts - 1, 0) if failed_for_good else task.attempts
 
 
 def _result(output: TaskOutput) -> Raw:
@@ -190,7 +227,7 @@ def state_of(task: Task) -> str:
 
 
 def lock_key(document_id: str) -> str:
-    return _LOCK_PREFIX + document_id
+    return DOCUMENT_PREFIX + document_id
 
 
 def priority_number(priority: str | int) -> int:
@@ -209,17 +246,11 @@ def from_query(query: InQuery, payload: Any) -> NewDocumentTask:
 
 def _to_echo(requested: NewDocumentTask) -> Mapping[str, Any] | None:
     echoed = {
-        "priority": requested.priority,
         "maxRetries": requested.max_retries,
         "instanceId": requested.instance_id,
         "metadata": requested.metadata,
     }
     return {name: value for name, value in echoed.items() if value is not None} or None
-
-
-def _as_spelled(priority: int, sent: str | int | None) -> str | int:
-    """The word or number that was sent, unless the priority has changed."""
-    return sent if sent is not None and priority_number(sent) == priority else priority_word(priority)
 
 
 #: Fields with other names in OfficePlane's format.

@@ -1,4 +1,4 @@
-"""Messages for every transition of every task, in OfficePlane's format.
+"""Messages for every change of a task's state, in OfficePlane's format and states.
 
 One reader of the event feed serves all listeners: each task is read and encoded once. Listeners take
 messages at their own pace. One that falls too far behind is disconnected, so that it neither delays the
@@ -8,16 +8,15 @@ others nor fills the memory; it should reconnect and read the list.
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-
-from msgspec.structs import replace
 
 from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.read.queries import Queries
 from lineshaft.errors import CursorExpiredError
+from lineshaft.integrations.officeplane.changes import KINDS, state_after
 from lineshaft.integrations.officeplane.tasks import DocumentTask, TaskConverter
 from lineshaft.server.framework.streams import AGAIN_AFTER_SEC, Tail, any_of
 from lineshaft.types import Event, Task
@@ -29,24 +28,23 @@ _EVENTS_AT_ONCE = 50
 
 _log = logging.getLogger("lineshaft.http")
 
-#: The state after each transition; the task that is read afterwards may have moved on. None: the state that
-#: is read.
-_LEADS_TO: Mapping[str, str | None] = {
-    "task.created": "QUEUED",
-    "task.ready": "QUEUED",
-    "task.claimed": "RUNNING",
-    "task.started": "RUNNING",
-    "task.validating": "RUNNING",
-    "task.completed": "COMPLETED",
-    "task.failed": "FAILED",
-    "task.retry_scheduled": "RETRYING",
-    "task.rate_limited": "RETRYING",
-    "task.released": "QUEUED",
-    "task.waiting": "QUEUED",
-    "task.dead_lettered": None,
-    "task.resolved": None,
-    "task.cancelled": "CANCELLED",
-}
+#: States that are remembered, of the tasks that changed last.
+_MOST_REMEMBERED = 20_000
+
+
+class Shown:
+    """The last state of each task in messages: a message tells a change, and no state twice in a row."""
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[str, str] = OrderedDict()
+
+    def is_change(self, task_id: str, state: str, before: str | None) -> bool:
+        """`before`: the state of a task that no message has shown, as far as its event tells it."""
+        known = self._states.pop(task_id, before)
+        self._states[task_id] = state
+        if len(self._states) > _MOST_REMEMBERED:
+            self._states.popitem(last=False)
+        return known != state
 
 
 class Listener:
@@ -79,11 +77,12 @@ class Listener:
 class Updates:
     def __init__(self, tail: Tail, events: Events, queries: Queries, converter: TaskConverter) -> None:
         self._tail = tail
-        self._reading = EventQuery(events, _EVENTS_AT_ONCE, kinds=tuple(_LEADS_TO))
+        self._reading = EventQuery(events, _EVENTS_AT_ONCE, kinds=KINDS)
         self._queries = queries
         self._converter = converter
         self._listeners: set[Listener] = set()
         self._sending: asyncio.Task[None] | None = None
+        self._shown = Shown()
 
     @contextlib.asynccontextmanager
     async def listener(self, token_id: str | None, address: str) -> AsyncIterator[Listener]:
@@ -94,6 +93,8 @@ class Updates:
                 # The position is fixed before the client is accepted.
                 position = (await self._reading.after(NOW)).next_cursor
                 if not self._is_sending():
+                    # Without a listener the changes were not followed.
+                    self._shown = Shown()
                     self._sending = asyncio.create_task(self._send(position), name="lineshaft updates")
             self._listeners.add(own)
             try:
@@ -137,14 +138,18 @@ class Updates:
         found |= {name: task for name, task in (await self._tasks(batches)).items() if task.is_batch}
         messages = []
         for event in events:
-            task = found.get(event.task_id or "")
-            if task is None:
+            task, state = found.get(event.task_id or ""), state_after(event)
+            if task is None or state is None:
                 continue
-            messages.append(_message(_at(self._converter.view(task), event.kind), event.at))
+            view = self._converter.view(task)
+            if self._shown.is_change(task.id, state, _state_before(event, view)):
+                messages.append(_message(view.at(state), event.at))
             batch = found.get(task.parent_id or "")
             if event.kind == "task.started" and batch is not None and batch.is_batch:
                 # A batch has no transition of its own when its first child starts.
-                messages.append(_message(self._converter.view(batch), event.at))
+                first = batch.started_at is None or event.at <= batch.started_at
+                if self._shown.is_change(batch.id, "RUNNING", None if first else "RUNNING"):
+                    messages.append(_message(self._converter.view(batch).at("RUNNING"), event.at))
         return messages
 
     async def _tasks(self, ids: set[str]) -> dict[str, Task]:
@@ -157,12 +162,12 @@ class Updates:
             await asyncio.wait({sending})
 
 
-def _at(task: DocumentTask, kind: str) -> DocumentTask:
-    """The task right after that transition, without what came later."""
-    state = _LEADS_TO[kind]
-    if state is None or state == task.state:
-        return task
-    return replace(task, state=state, result=None, completed_at=None, cancelled_at=None)
+def _state_before(event: Event, task: DocumentTask) -> str | None:
+    """The state that a task had for certain before this event; None: it may have been another."""
+    if event.kind in {"task.started", "task.validating"}:
+        return "RUNNING"
+    # What has failed was RETRYING; what was revived has an event of that first.
+    return "QUEUED" if event.kind == "task.ready" and not task.retry_count else None
 
 
 def _message(task: DocumentTask, at: datetime) -> bytes:

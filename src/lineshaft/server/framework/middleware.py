@@ -5,7 +5,8 @@ request that changes something still takes effect; and through a name of its own
 (DNS rebinding) a page can read responses too. Therefore the Host must be a name of this server, and an
 Origin, which browsers send with requests of scripts and forms, must be this server's own. Browsers send no
 Origin with plain GET requests; then Sec-Fetch-Site shows that the page is of another site. Following a link
-from there (GET or HEAD) is allowed; sending a form is not.
+from there (GET or HEAD) is allowed; sending a form is not. Origins that a setting names may call the API all
+the same: see origins.py.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from lineshaft.errors import ForbiddenError, LineshaftError
 from lineshaft.ids import new_id
 from lineshaft.server.framework import limits
 from lineshaft.server.framework.auth import is_loopback
+from lineshaft.server.framework.origins import SETTING, AllowedOrigins, Origin, is_preflight
 from lineshaft.server.framework.problems import ErrorFormats
 from lineshaft.server.framework.routing import send_problem
 
@@ -75,6 +77,7 @@ class RequestMiddleware:
         max_body_bytes: int,
         error_formats: ErrorFormats,
         open_prefix: str,
+        origins: AllowedOrigins | None = None,
         uploads: Mapping[str, BodyLimit] | None = None,
     ) -> None:
         """`open_prefix`: paths that are authenticated otherwise, and may be called by any name.
@@ -87,6 +90,7 @@ class RequestMiddleware:
         self._uploads = uploads or {}
         self._error_formats = error_formats
         self._open_prefix = open_prefix
+        self._origins = origins or AllowedOrigins()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
@@ -108,7 +112,7 @@ class RequestMiddleware:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         try:
-            self._check_origin(headers, "GET", scope["path"])
+            self._check_origin(headers, "GET", scope["path"], self._origins.find(headers, scope["path"]))
         except ForbiddenError:
             # Before the socket is accepted, this is a 403.
             await send({"type": "websocket.close", "code": 1008})
@@ -123,12 +127,16 @@ class RequestMiddleware:
         if scope["method"] == "POST":
             limit = self._uploads.get(scope["path"], limit)
         body = _Body(receive, headers, limit)
+        origin = self._origins.find(headers, scope["path"])
+        added = [(b"x-request-id", request_id.encode()), *(() if origin is None else origin.headers)]
+        if self._origins.varies(scope["path"]):
+            added.append((b"vary", b"origin"))
 
         async def send_and_log(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), *added]
             elif not message.get("more_body", False) and not body.is_read:
                 # The server closes the connection after the response. With data that was not read, the
                 # client would get a reset in place of the response.
@@ -138,7 +146,12 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            self._check_origin(headers, scope["method"], scope["path"])
+            self._check_origin(headers, scope["method"], scope["path"], origin)
+            if origin is not None and is_preflight(scope["method"], headers):
+                added = [*added[:1], *origin.preflight(headers), (b"vary", b"origin")]
+                await send_and_log({"type": "http.response.start", "status": 204, "headers": []})
+                await send_and_log({"type": "http.response.body"})
+                return
             body.check_length()
             await self._app(scope, body.receive, send_and_log)
         except LineshaftError as error:
@@ -146,7 +159,10 @@ class RequestMiddleware:
         finally:
             _log_request(scope, status, time.perf_counter() - began)
 
-    def _check_origin(self, headers: dict[bytes, bytes], method: str, path: str) -> None:
+    def _check_origin(
+        self, headers: dict[bytes, bytes], method: str, path: str, allowed: Origin | None
+    ) -> None:
+        """Refuse pages of other sites; `allowed`: the origin that may call this path all the same."""
         if path.startswith(self._open_prefix):
             return
         host = headers.get(b"host", b"").decode("latin-1")
@@ -156,21 +172,26 @@ class RequestMiddleware:
                 f"Host {host!r} is not allowed. Add it to LINESHAFT_ALLOWED_HOSTS, or call the server by its "
                 "address."
             )
+        if allowed is not None:
+            return
         follows_link = headers.get(b"sec-fetch-mode") == b"navigate" and method in {"GET", "HEAD"}
+        origin = headers.get(b"origin", b"").decode("latin-1")
         if headers.get(b"sec-fetch-site") in _FOREIGN_SITES and not follows_link:
+            if origin:
+                self._origins.log_refusal(origin)
             raise ForbiddenError(
                 "The request comes from a page of another site (Sec-Fetch-Site). Pages of other sites "
-                "can't call this server."
+                f"can't call this server, unless {SETTING} names their origin."
             )
         if b"origin" not in headers:
             return
-        origin = headers[b"origin"].decode("latin-1")
         scheme, _, from_host = origin.partition("://")
         default = _DEFAULT_PORTS.get(scheme.lower())
         if default is None or _split(from_host) not in {(name, port), (name, port or default)}:
+            self._origins.log_refusal(origin)
             raise ForbiddenError(
                 f"The request comes from a page of {origin!r}, not of this server ({host}). Pages of other "
-                "sites can't call it."
+                f"sites can't call it, unless {SETTING} names their origin."
             )
 
 
