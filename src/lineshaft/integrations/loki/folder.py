@@ -43,8 +43,9 @@ class QueueFile(Struct, frozen=True):
     records: list[Raw]
     #: The other fields of an object around the list; None: the file is a bare list.
     wrapper: dict[str, Any] | None = None
-    #: None: there is no file, or it was changed so recently that its signature proves nothing.
     signature: Signature | None = None
+    #: False: it changed so recently that it may change again without another signature.
+    settled: bool = True
 
 
 _NEVER = Signature(0, -1, 0)
@@ -99,7 +100,7 @@ class Folder:
         self.bytes_read += len(content)
         settled = before == _signature(path) and time.time_ns() - before.changed_ns > _SETTLED_NS
         records, wrapper = _parsed(path, content)
-        return QueueFile(records, wrapper, before if settled else None)
+        return QueueFile(records, wrapper, before, settled)
 
     def write(
         self, name: str, records: Iterable[bytes | Raw], wrapper: Mapping[str, Any] | None

@@ -56,7 +56,9 @@ def plan(folder: Folder) -> Plan:
         (name, "it is a dead letter: move it back to pending.json to retry it")
         for name in by_queue[DEAD_LETTER]
     )
-    _order(live, result)
+    placed = order(live)
+    result.records.extend(live[name] for name in placed)
+    result.left_out.extend((name, "its dependencies are a cycle") for name in live if name not in set(placed))
     return result
 
 
@@ -98,22 +100,20 @@ def _unblocked(record: Record, completed: Iterable[str]) -> Record:
     return record | {"dependencies": [name for name in names if name not in completed]}
 
 
-def _order(live: Mapping[str, Record], result: Plan) -> None:
-    """Add records whose dependencies come before them, again and again, until none is left."""
-    waiting = dict(live)
-    placed: set[str] = set()
-    while waiting:
+def order(live: Mapping[str, Record]) -> list[str]:
+    """The records, each after those that it depends on; without those whose dependencies are a cycle."""
+    waiting, placed = dict(live), dict[str, None]()
+    while True:
         ready = [
             name
             for name, record in waiting.items()
             if all(other in placed or other not in live for other in _dependencies(record))
         ]
         if not ready:
-            result.left_out.extend((name, "its dependencies are a cycle") for name in waiting)
-            return
+            return list(placed)
         for name in ready:
-            result.records.append(waiting.pop(name))
-        placed.update(ready)
+            del waiting[name]
+        placed.update(dict.fromkeys(ready))
 
 
 def _dependencies(record: Record) -> list[object]:
