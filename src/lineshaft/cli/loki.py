@@ -10,16 +10,18 @@ from lineshaft.cli.actions import Actions, add_action, sentence
 from lineshaft.cli.connection import collect, connect
 from lineshaft.cli.output import add_json_flag, print_json, print_note
 from lineshaft.cli.records import submit_record
-from lineshaft.cli.usage import UsageError, json_value, positive
+from lineshaft.cli.usage import UsageError, json_value, positive, whole
 from lineshaft.errors import InvalidInputError, LineshaftError
 
 if TYPE_CHECKING:
     from lineshaft.integrations.loki.attempts import Ended
     from lineshaft.integrations.loki.claimer import Claimer
+    from lineshaft.integrations.loki.mirror import Options
+    from lineshaft.settings import Settings
 
 #: Exit codes of `claim`: the lock isn't free in time; there is nothing to claim.
 LOCKED, NOTHING = 1, 2
-KEEP = 50
+KEEP, OFFER = 50, 10
 
 
 def add_to(commands: Actions) -> None:
@@ -46,6 +48,7 @@ def add_to(commands: Actions) -> None:
         action="store_true",
         help="let programs claim waiting records: only if no agent of Lineshaft takes them too",
     )
+    _add_mirror(actions)
     claim = _local(actions, "claim", "take the most urgent record of a folder", claim_)
     claim.description = (
         f"{claim.description} Exit code {LOCKED}: the folder stayed locked for 10 s; {NOTHING}: there is "
@@ -66,6 +69,37 @@ def add_to(commands: Actions) -> None:
     fail = _local(actions, "fail", "report that an attempt at a claimed record failed", fail_)
     fail.add_argument("id", metavar="ID")
     fail.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
+
+
+def _add_mirror(actions: Actions) -> None:
+    mirror = actions.add_parser(
+        "mirror",
+        help="keep a folder and the queue alike, in both directions, until Ctrl-C",
+        description="Keep a folder and the queue alike, in both directions, until Ctrl-C. It works on the "
+        "database of the settings; a server does the same with LINESHAFT_LOKI_DIR.",
+    )
+    mirror.set_defaults(run=mirror_)
+    _directory(mirror)
+    _wrapper(mirror)
+    mirror.add_argument(
+        "--offer",
+        type=whole,
+        default=OFFER,
+        metavar="N",
+        help=f"how many tasks programs in the folder may find unclaimed; 0: none (default: {OFFER})",
+    )
+    mirror.add_argument(
+        "--keep",
+        type=positive,
+        default=KEEP,
+        metavar="N",
+        help=f"how many of the newest completed and cancelled tasks to show (default: {KEEP})",
+    )
+    mirror.add_argument(
+        "--failed",
+        choices=["mirror"],
+        help="mirror: write dead letters to failed.json too; otherwise it stays empty",
+    )
 
 
 def _directory(action: argparse.ArgumentParser) -> None:
@@ -160,6 +194,45 @@ def export_(args: argparse.Namespace) -> int:
             + "."
         )
     return 0
+
+
+def mirror_(args: argparse.Namespace) -> int:
+    import asyncio  # noqa: PLC0415 - as all below, slow to import
+
+    from lineshaft import logs  # noqa: PLC0415
+    from lineshaft.integrations.loki.mirror import Options  # noqa: PLC0415
+    from lineshaft.settings import Settings  # noqa: PLC0415
+
+    settings = Settings.load()
+    if settings.url is not None:
+        raise LineshaftError(
+            f"A mirror works on the database, and LINESHAFT_URL names the server {settings.url}. Set "
+            "LINESHAFT_LOKI_DIR for that server, or unset LINESHAFT_URL."
+        )
+    logs.configure(settings.log_format, settings.log_level)
+    options = Options(offer=args.offer, keep=args.keep, wrapper=args.wrapper, failed=args.failed is not None)
+    asyncio.run(_mirror(settings, args.directory.absolute(), options))
+    return 0
+
+
+async def _mirror(settings: "Settings", directory: Path, options: "Options") -> None:
+    import asyncio  # noqa: PLC0415 - as all below, slow to import
+    import signal  # noqa: PLC0415
+
+    from lineshaft.client.database_backend import DatabaseBackend  # noqa: PLC0415
+    from lineshaft.duties import loop  # noqa: PLC0415
+    from lineshaft.integrations.loki.mirror import Mirror  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    backend = DatabaseBackend(settings, max_connections=4)
+    await backend.open()
+    try:
+        print(f"Mirroring {backend.place} to {directory}. Ctrl-C stops it.", flush=True)
+        await loop.run(Mirror(backend.engine, directory, options), stop)
+    finally:
+        await backend.close()
 
 
 # On files alone.

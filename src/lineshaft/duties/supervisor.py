@@ -20,6 +20,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.outbox import Outbox
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.read.tally import Tally
+from lineshaft.integrations.loki.mirror import Mirror
 from lineshaft.integrations.notify.config import load
 from lineshaft.settings import Settings
 
@@ -50,6 +51,8 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
     ]
     if settings.source_folders:
         duties.append(FileWatcher(engine.file_sources, settings.source_folders))
+    if settings.loki_dir is not None:
+        duties.append(Mirror(engine, settings.loki_dir))
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
         duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]

@@ -102,19 +102,19 @@ def _of_held(
         case "cancelled":
             return _cancelled(name, record)
     by = record.get("claimedBy")
-    is_claimed = isinstance(by, str) and bool(by.strip()) and by != HELD_BACK
-    if is_claimed:
-        at = instant(record.get("claimedAt"))
-        # One that is older than the offer is of an earlier claim.
-        is_new = not held.taken and (at is None or at + _ROUNDING >= held.since)
-        return Claimed(name, str(by)) if is_new else None
-    if queue != PENDING:
-        return None
+    if isinstance(by, str) and by.strip() and by != HELD_BACK:
+        return Claimed(name, by) if _is_of_offer(record, held) else None
     # A program may have claimed it and failed since the last round.
     has_failed = any(record.get(field) != before.get(field) for field in ("lastError", "retries"))
-    if has_failed and error not in (None, ""):
+    if queue == PENDING and has_failed and error not in (None, ""):
         return Failed(name, error)
-    return Released(name) if held.taken else None
+    return Released(name) if queue == PENDING and held.taken else None
+
+
+def _is_of_offer(record: Mapping[str, Any], held: Known) -> bool:
+    """Whether a claim in the file is one of this offer: an older one is of an earlier claim."""
+    at = instant(record.get("claimedAt"))
+    return not held.taken and (at is None or at + _ROUNDING >= held.since)
 
 
 def _cancelled(name: str, record: Mapping[str, Any]) -> Cancelled:

@@ -62,6 +62,7 @@ from lineshaft.model.breaker import document_of
 from lineshaft.model.reviews import Resolution, ResolutionRequest
 from lineshaft.model.states import LIVE, Status
 from lineshaft.types import Event, Task, TaskFilter
+from lineshaft.types.page import MAX_LIMIT
 
 _log = logging.getLogger("lineshaft.loki")
 
@@ -191,7 +192,7 @@ class Mirror:
         live = [str(status) for status in (*LIVE, Status.DEAD_LETTERED)]
         ids = await self._engine.read.task_ids(TaskFilter(status=live))
         for status in (Status.COMPLETED, Status.CANCELLED):
-            page = await self._engine.read.tasks(TaskFilter(status=status), limit=max(1, self.options.keep))
+            page = await self._engine.read.tasks(TaskFilter(status=status), limit=min(max(1, self.options.keep), MAX_LIMIT))
             ids += [task.id for task in reversed(page.items)]
         await self.holdings.agent(FOLDER_AGENT)
         await self._refresh(ids)
