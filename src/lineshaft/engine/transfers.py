@@ -1,4 +1,4 @@
-"""Claims that begin in the transaction of something else: nobody else can have the task in between."""
+"""Claims that begin in the transaction of something else: no other agent can have it in between."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

@@ -105,7 +105,7 @@ def result_of(given: object) -> Record:
 
 
 def completed(record: Record, result: Record, now: datetime, *, held_by: str | None) -> Ended:
-    """A completion; without the decision report that it needs, a failure (R-093)."""
+    """A completion; without the decision report that it needs, a failure."""
     if record.get("requireDecisionReport") is not False:
         fault = decision_report.fault_of(result["decisionReport"])
         if fault is not None:
@@ -118,7 +118,7 @@ def failed(record: Record, error: object, now: datetime, *, held_by: str | None)
     """A failed attempt: pending again after its wait, or a dead letter.
 
     `held_by`: who keeps it from being claimed in the meantime. The wait is computed from the base, which
-    doesn't change (F-7). A rate limit waits without using up an attempt (U13).
+    doesn't change. A rate limit waits without using up an attempt.
     """
     text = error if isinstance(error, str) else ""
     earlier = record.get("retries") or 0

@@ -2,7 +2,7 @@
 
 A task that is *offered* is claimed by the agent `loki`, so no agent of Lineshaft can take it, and its record
 is shown unclaimed. Once a program has claimed the record, the claim is handed over to an agent of the
-program's name (R-058): the task is *taken*. The mirror renews its lease for as long as it lives.
+program's name : the task is *taken*. The mirror renews its lease for as long as it lives.
 
 All these agents have one instance of the folder's name. Its claims are found by that name after a restart.
 """
@@ -20,7 +20,7 @@ from lineshaft.model.states import Status
 from lineshaft.types import NewAgent, NewTask, Submitted, Task
 from lineshaft.types.work import ClaimRef, Completion, Failure, HeldTask, Presence, Release
 
-#: The agent that holds what nobody has taken yet.
+#: The agent that holds what no program has taken yet.
 FOLDER_AGENT = "loki"
 #: Offers have no lease: they are withdrawn and made again long before this is over.
 CLAIM_TTL_SEC = 600.0

@@ -1,7 +1,7 @@
 """The locks of a folder, both kinds, so that every program that uses the folder is kept out.
 
 Document 000 takes `flock` on `state/locks/queue.lock`. Other programs make a directory, with the id of their
-process in it: whoever makes it first has the lock. The kernel releases a `flock` when its process dies; a
+process in it: the one that makes it has the lock. The kernel releases a `flock` when its process dies; a
 directory stays, and is taken over once it is 30 s old and its process is dead.
 """
 

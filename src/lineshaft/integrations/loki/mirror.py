@@ -74,7 +74,7 @@ _CREATOR = "system:loki"
 _CHUNK, _PAGE, _PAGES = 500, 500, 40
 #: How often a round begins again because a program has changed a file in the meantime.
 _TRIES = 5
-#: Offers that nobody has taken go to agents of Lineshaft that are free, after this time.
+#: Offers that aren't taken go to agents of Lineshaft that are free, after this time.
 WITHDRAW_SEC = 10.0
 #: In any case they are made again before their claim expires.
 _RENEW_SEC = 300.0
@@ -192,7 +192,9 @@ class Mirror:
         live = [str(status) for status in (*LIVE, Status.DEAD_LETTERED)]
         ids = await self._engine.read.task_ids(TaskFilter(status=live))
         for status in (Status.COMPLETED, Status.CANCELLED):
-            page = await self._engine.read.tasks(TaskFilter(status=status), limit=min(max(1, self.options.keep), MAX_LIMIT))
+            page = await self._engine.read.tasks(
+                TaskFilter(status=status), limit=min(max(1, self.options.keep), MAX_LIMIT)
+            )
             ids += [task.id for task in reversed(page.items)]
         await self.holdings.agent(FOLDER_AGENT)
         await self._refresh(ids)
@@ -223,7 +225,7 @@ class Mirror:
         return found
 
     async def _configure_breakers(self) -> None:
-        """R-182: the thresholds of the folder are those of the installation, as a server's settings are."""
+        """The thresholds of the folder are those of the installation, as a server's settings are."""
         path = self.folder.root / BREAKERS
         policy = read_breakers(path) if path.exists() else None
         if policy is not None:
@@ -439,7 +441,7 @@ class Mirror:
         stale = [name for name, age in ages.items() if age > WITHDRAW_SEC]
         if stale and await self.holdings.others_are_free():
             self._withdrawing.update(stale)
-            # Fewer, as long as nobody takes them.
+            # Fewer, as long as they aren't taken.
             self._offer_size = max(1, self._offer_size // 2)
 
     def _hold_back(self, names: Iterable[str]) -> None:

@@ -215,7 +215,7 @@ def priority_number(given: object) -> int:
 
 
 def stored_priority(number: int) -> int:
-    """Lineshaft's priority, 0 (first) to 100, in the tier that document 000 describes (U1)."""
+    """Lineshaft's priority, 0 (first) to 100, in the tier that document 000 describes."""
     return 105 - 10 * number
 
 
@@ -259,7 +259,7 @@ def _number(
 
 
 def base_of(record: Mapping[str, Any]) -> float:
-    """The wait after the first failure: `backoffSeconds` is the wait now in force, which doubles (F-7)."""
+    """The wait after the first failure: `backoffSeconds` is the wait now in force, which doubles."""
     base = record.get("backoffSeconds")
     if not isinstance(base, int | float) or isinstance(base, bool):
         return LOKI.retry.initial_delay_sec

@@ -116,7 +116,7 @@ def _add_metrics(root: Path, count: Mapping[str, int]) -> None:
 
 
 def write_breakers(root: Path, breakers: Sequence[Breaker]) -> None:
-    """R-180: the state of every breaker that has counted a failure."""
+    """The state of every breaker that has counted a failure."""
     found = {
         breaker.key: {
             "state": breaker.state.replace("_", "-"),
