@@ -49,7 +49,8 @@ while [ ! -e stop ]; do
   ID=$(claim)
   if [ -z "$ID" ]; then sleep 0.05; continue; fi
   echo "$ID" >> ran-by-shell
-  until "$PYTHON" -m lineshaft loki complete .loki "$ID" --result result.json >/dev/null 2>&1; do sleep 0.1; done
+  until "$PYTHON" -m lineshaft loki complete .loki "$ID" --result result.json >/dev/null 2>&1
+  do sleep 0.1; done
 done
 """
 )
