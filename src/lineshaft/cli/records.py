@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from lineshaft.cli.connection import as_person
 
 if TYPE_CHECKING:
@@ -18,7 +16,9 @@ def submit_record(shaft: "SyncLineshaft", record: Mapping[str, Any]) -> "Task":
 
 
 def _submit(shaft: "SyncLineshaft", record: Mapping[str, Any], creator: str | None) -> "Task":
-    from lineshaft.operations import tasks  # noqa: PLC0415 - slow to import
+    import msgspec  # noqa: PLC0415 - slow to import
+
+    from lineshaft.operations import tasks  # noqa: PLC0415
 
     if creator is not None and not record.get("source"):
         record = {**record, "source": creator}
