@@ -364,6 +364,9 @@ class Settings:
     sources: Path | None = _setting(
         _PATH, None, "A YAML file with sources, which a server applies when it starts. None: no file."
     )
+    loki_dir: Path | None = _setting(
+        _PATH, None, "A .loki folder that servers keep like the queue (docs/loki.md). None: no folder."
+    )
     source_folders: tuple[str, ...] = _setting(
         _FOLDERS, (), "Folders that file sources may watch. None: file sources don't fire."
     )

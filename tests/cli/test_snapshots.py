@@ -332,6 +332,9 @@ def test_each_command_that_prints_is_here() -> None:
         ("limits", "show"),
         ("task", "why"),
         ("approvals", "reject"),
+        # On folders: tests/integrations/loki.
+        *(("loki", name) for name in ("import", "export", "mirror", "claim", "complete", "fail")),
+        ("loki",),
     }
 
     assert set(_commands(parser())) - called - elsewhere == set()

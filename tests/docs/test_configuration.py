@@ -51,7 +51,7 @@ TABLES = {
     ),
     "Artifact store": ("artifacts", "max_artifact_bytes"),
     "Breakers, notifications and sources": (
-        *("circuit_breakers", "notifications", "sources", "source_folders"),
+        *("circuit_breakers", "notifications", "sources", "source_folders", "loki_dir"),
     ),
     "Gates": ("validation_commands", "judge_url", "judge_model", "judge_api_key"),
     "Redis": ("redis_url", "redis_events"),

@@ -17,7 +17,12 @@ MAX_BYTES = 64 << 10
 
 
 def check(_: Any, candidate: CandidateOutput) -> Verdict:
-    report = candidate.decision_report
+    fault = fault_of(candidate.decision_report)
+    return PASSED if fault is None else rejected(fault)
+
+
+def fault_of(report: Any) -> str | None:
+    """What a decision report lacks; None: nothing."""
     if not report:
         return _incomplete("decision_report is missing; submit one with why, what and tradeoffs")
     if not isinstance(report, Mapping):
@@ -25,11 +30,11 @@ def check(_: Any, candidate: CandidateOutput) -> Verdict:
     missing = [name for name in REQUIRED if not _has_content(report.get(name))]
     if missing:
         return _incomplete(f"{', '.join(missing)} missing or empty in decision_report")
-    return PASSED
+    return None
 
 
-def _incomplete(fault: str) -> Verdict:
-    return rejected(f"{SystemReason.INCOMPLETE_DECISION_REPORT}: {fault}")
+def _incomplete(fault: str) -> str:
+    return f"{SystemReason.INCOMPLETE_DECISION_REPORT}: {fault}"
 
 
 def _has_content(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lineshaft.cli.output import add_json_flag
 from lineshaft.cli.usage import UsageError
-from lineshaft.errors import LineshaftError, NotFoundError
+from lineshaft.errors import ForbiddenError, LineshaftError, NotFoundError
 from lineshaft.settings import HOME_NAME, PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -53,6 +53,17 @@ def connect(args: argparse.Namespace, *, create: bool = False) -> "Iterator[Sync
             yield shaft
         except NotFoundError as error:
             raise NotFoundError(f"{error} (Looked in {args.place}.)") from None
+
+
+def as_person(submit: "Callable[[str | None], T]") -> "T":
+    """Submit with this account as the creator."""
+    from lineshaft.client.account import user  # noqa: PLC0415 - slow to import
+
+    try:
+        return submit(f"human:{user()}")
+    except ForbiddenError:
+        # A token that is bound to an agent may not name others.
+        return submit(None)
 
 
 def place(settings: Settings) -> str:

@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lineshaft.cli.connection import add_flags, collect, connect
+from lineshaft.cli.connection import add_flags, as_person, collect, connect
 from lineshaft.cli.ids import dag_id, task_id, task_ids
 from lineshaft.cli.output import Id, print_facts, print_json, print_note, print_table
 from lineshaft.cli.usage import UsageError, json_value, seconds
 from lineshaft.cli.wait import DEFAULT_SEC, wait
-from lineshaft.errors import ForbiddenError, InvalidInputError
+from lineshaft.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from lineshaft.client.blocking import SyncLineshaft
-    from lineshaft.types import NewTask
+    from lineshaft.types import NewTask, Task
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="submit a task, or tasks and DAGs from a file",
         description="Submit one task of TYPE; or, with --file, the contents of a JSON or YAML file: a task "
         "(an object with 'type'), a list of tasks, or a DAG (an object with 'title' and 'tasks', which "
-        "depend on each other by 'key').",
+        "depend on each other by 'key'). Records of .loki files are tasks too.",
         epilog="Examples: lineshaft submit research --prompt 'competitors' --max-cost 0.5 · "
         "lineshaft submit --file dag.yaml · cat tasks.json | lineshaft submit --file -",
     )
@@ -132,6 +132,9 @@ def run(args: argparse.Namespace) -> int:
     if (args.type is None) == (args.file is None):
         raise UsageError("Give either a TYPE or --file FILE.")
     given = _from_file(args.file) if args.file is not None else _from_flags(args)
+    records = _records(given) if args.file is not None else None
+    if records is not None:
+        return _submit_records(records, args, is_one=isinstance(given, dict) and "tasks" not in given)
     if isinstance(given, list):
         return _submit_many(given, args)
     if "tasks" in given:
@@ -166,9 +169,10 @@ def _read(name: str) -> str:
 
 
 def _from_file(name: str) -> Any:
-    from lineshaft.types.written import read_written  # noqa: PLC0415 - slow to import
+    from lineshaft.types.documents import unwrapped  # noqa: PLC0415 - slow to import
+    from lineshaft.types.written import read_written  # noqa: PLC0415
 
-    given = read_written(_read(name), name)
+    given = unwrapped(read_written(_read(name), name))
     if not isinstance(given, dict | list):
         raise InvalidInputError(
             f"{name} must contain a task, a list of tasks or a DAG, not {type(given).__name__}."
@@ -176,15 +180,32 @@ def _from_file(name: str) -> Any:
     return given
 
 
-def _as_person(submit: "Callable[[str | None], T]") -> "T":
-    """Submit with this account as the creator."""
-    from lineshaft.client.account import user  # noqa: PLC0415 - slow to import
+def _records(given: Any) -> list[dict[str, Any]] | None:
+    """Records of a `.loki` file, one or a list with or without a wrapper; None: it has other tasks."""
+    from lineshaft.integrations.loki.records import is_record  # noqa: PLC0415 - slow to import
 
-    try:
-        return submit(f"human:{user()}")
-    except ForbiddenError:
-        # A token that is bound to an agent may not name others.
-        return submit(None)
+    listed = given.get("tasks", [given]) if isinstance(given, dict) else given
+    are_records = isinstance(listed, list) and bool(listed) and all(map(is_record, listed))
+    return listed if are_records else None
+
+
+def _submit_records(records: list[dict[str, Any]], args: argparse.Namespace, *, is_one: bool) -> int:
+    from lineshaft.cli.records import submit_record  # noqa: PLC0415 - slow to import
+
+    with connect(args, create=True) as shaft:
+        made = [submit_record(shaft, record) for record in records]
+        if args.wait is not None:
+            return wait(shaft, [task.id for task in made], args.wait, as_json=args.json)
+    if is_one:
+        return _print_one(made[0], args)
+    known = [task.duplicate is True for task in made]
+    if args.json:
+        items = zip(made, known, strict=True)
+        print_json({"items": [{"id": task.id, "duplicate": duplicate} for task, duplicate in items]})
+    else:
+        existed = f", {sum(known)} of which existed already." if any(known) else "."
+        print(f"Submitted {len(made)} tasks{existed}")
+    return 0
 
 
 def _created_by(creator: str | None, tasks: "Sequence[NewTask]") -> "list[NewTask]":
@@ -203,16 +224,22 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
         if args.file is None:
             _resolve_ids(shaft, given)
         new = documents.converted(given, NewTask, documents.task)
-        made = _as_person(lambda creator: shaft.submit(*_created_by(creator, [new])))
+        made = as_person(lambda creator: shaft.submit(*_created_by(creator, [new])))
         if args.wait is not None:
             return wait(shaft, [made.id], args.wait, as_json=args.json)
         _note_unserved(shaft, [new])
         task = shaft.get(made.id)
+    if made.duplicate:
+        task = replace(task, duplicate=True, mismatch=made.mismatch or UNSET)
+    return _print_one(task, args)
+
+
+def _print_one(task: "Task", args: argparse.Namespace) -> int:
     if args.json:
-        print_json(replace(task, duplicate=True, mismatch=made.mismatch or UNSET) if made.duplicate else task)
+        print_json(task)
     else:
-        note = " (existing task with this idempotency key)" if made.duplicate else ""
-        print_facts([("Task", made.id + note), ("Status", task.status)])
+        note = " (existing task with this idempotency key)" if task.duplicate is True else ""
+        print_facts([("Task", task.id + note), ("Status", task.status)])
     return 0
 
 
@@ -246,7 +273,7 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
 
     with connect(args, create=True) as shaft:
         new = documents.converted(given, list[NewTask], documents.tasks)
-        made = _as_person(lambda creator: shaft.submit_many(_created_by(creator, new)))
+        made = as_person(lambda creator: shaft.submit_many(_created_by(creator, new)))
         if args.wait is not None:
             return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
         _note_unserved(shaft, new)
@@ -264,7 +291,7 @@ def _submit_dag(given: Any, args: argparse.Namespace) -> int:
 
     new = documents.converted(given, NewDag, documents.dag)
     with connect(args, create=True) as shaft:
-        made = _as_person(
+        made = as_person(
             lambda creator: shaft.submit_dag(
                 new.title,
                 _created_by(new.created_by or creator, new.tasks),

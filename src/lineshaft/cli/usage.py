@@ -17,6 +17,10 @@ def positive(text: str) -> int:
     return _whole_number(text, 1, None, "a whole number above 0")
 
 
+def whole(text: str) -> int:
+    return _whole_number(text, 0, None, "a whole number, 0 or more")
+
+
 def seconds(text: str) -> float:
     try:
         number = float(text)

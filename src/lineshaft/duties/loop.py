@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lineshaft.errors import UnavailableError
 
@@ -26,6 +26,13 @@ class Duty(Protocol):
     async def run_once(self) -> Counts:
         """Do all pending work; returns counts by outcome."""
         ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A duty that has something to give back when it is stopped."""
+
+    async def close(self) -> None: ...
 
 
 async def _once(duty: Duty, stop: asyncio.Event) -> Counts:
@@ -77,6 +84,17 @@ class Trouble:
 
 
 async def run(duty: Duty, stop: asyncio.Event) -> None:
+    try:
+        await _run(duty, stop)
+    finally:
+        if isinstance(duty, Closing):
+            try:
+                await duty.close()
+            except Exception as error:  # noqa: BLE001 - the process ends anyway
+                _log.warning("%s couldn't finish: %s", duty.name, error)
+
+
+async def _run(duty: Duty, stop: asyncio.Event) -> None:
     trouble = Trouble(duty.name)
     while not stop.is_set():
         try:

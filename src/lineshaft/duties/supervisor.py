@@ -21,6 +21,7 @@ from lineshaft.engine.feed.outbox import Outbox
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.read.tally import Tally
 from lineshaft.errors import SettingsError
+from lineshaft.integrations.loki.mirror import Mirror
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.officeplane_redis.sse import SsePublisher
 from lineshaft.integrations.redis.connection import RedisServer
@@ -53,6 +54,8 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
     ]
     if settings.source_folders:
         duties.append(FileWatcher(engine.file_sources, settings.source_folders))
+    if settings.loki_dir is not None:
+        duties.append(Mirror(engine, settings.loki_dir))
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
         duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]

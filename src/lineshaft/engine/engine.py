@@ -41,6 +41,7 @@ from lineshaft.engine.sources.schedules import Schedules
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.tokens import Tokens
+from lineshaft.engine.transfers import Transfers
 from lineshaft.engine.transition.cancel import Cancellations
 from lineshaft.engine.transition.complete import Acceptance, Completions
 from lineshaft.engine.transition.correct import Corrections
@@ -162,6 +163,9 @@ class Engine:
             release=release,
             cancel=self.cancel,
             claims=self.claims,
+            transfers=Transfers(
+                self.database, releases=release, claims=self.claims, submission=self.submission
+            ),
         )
         self.claim_key = ClaimKey(self.database)
         self.fleet = Fleet(self.database, fail, self.task_types)

@@ -14,6 +14,7 @@ from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.heartbeats import send_heartbeat
 from lineshaft.engine.live import disputes
 from lineshaft.engine.postgres.database import Database
+from lineshaft.engine.transfers import Transfers
 from lineshaft.engine.transition.cancel import Cancellations
 from lineshaft.engine.transition.complete import Completions
 from lineshaft.engine.transition.fail import Failures
@@ -57,7 +58,9 @@ class Work:
         release: Releases,
         cancel: Cancellations,
         claims: Claims,
+        transfers: Transfers,
     ) -> None:
+        self.transfers = transfers
         self._database = database
         self._start = start
         self._steps = steps

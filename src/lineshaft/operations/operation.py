@@ -55,6 +55,8 @@ class Operation(Struct, Generic[Req, Res], frozen=True, kw_only=True, dict=True,
     check_body: Callable[[bytes], None] | None = None
     #: Removes system-managed fields, if the body may be a document that has them.
     simplify: Simplify | None = None
+    #: Values of the query's `format` whose bodies stay encoded (`Raw`): the operation converts them.
+    formats: Sequence[str] = ()
     #: The handler reads the body, which may be anything.
     reads_body: bool = False
     #: As `reads_body`, of a file that is sent piece by piece.

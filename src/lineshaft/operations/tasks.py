@@ -2,12 +2,14 @@
 
 from decimal import Decimal
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, field
 from msgspec.structs import replace
 
 from lineshaft import types as t
+from lineshaft.integrations.loki import records
 from lineshaft.operations import examples, new_tasks
 from lineshaft.operations.operation import Engine, operation
 from lineshaft.operations.wire import Body, Header
@@ -22,8 +24,22 @@ _SUBMIT_CODES = ("dependency_not_found", "already_exists", "not_found", "rate_li
 
 
 class SubmitTask(Request, frozen=True, kw_only=True):
+    #: `Raw` in another format.
     task: Body[t.NewTask]
     idempotency_key: Header = None
+    #: The body is a record of a `.loki` queue file (docs/loki.md).
+    format: Literal["loki"] | None = None
+
+    def new_task(self) -> t.NewTask:
+        """The task, with its idempotency key."""
+        if self.format is None:
+            key = new_tasks.key_of(self.idempotency_key, self.task.idempotency_key)
+            return new_tasks.with_key(self.task, key)
+        record = msgspec.json.decode(cast("Raw", self.task))
+        task = records.new_task(record)
+        named = record.get("idempotencyKey")
+        # A key that is derived from the content counts if there is no other.
+        return new_tasks.with_key(task, new_tasks.key_of(self.idempotency_key, named) or task.idempotency_key)
 
 
 @operation(
@@ -34,16 +50,17 @@ class SubmitTask(Request, frozen=True, kw_only=True):
     example=examples.TASK,
     check_body=new_tasks.check_task_count,
     simplify=documents.task,
+    formats=("loki",),
 )
 async def submit_task(engine: Engine, request: SubmitTask) -> Task:
-    """Submit a task.
+    """Submit a task; with `format=loki` a record of a `.loki` queue file.
 
     200 with `"duplicate": true` and the existing task if one with this idempotency key exists.
     """
-    new_tasks.check_tasks([request.task], keys=False, place="")
-    new_tasks.check_creators([request.task])
-    key = new_tasks.key_of(request.idempotency_key, request.task.idempotency_key)
-    (submitted,) = await engine.submission.submit([new_tasks.with_key(request.task, key)])
+    new = request.new_task()
+    new_tasks.check_tasks([new], keys=False, place="")
+    new_tasks.check_creators([new])
+    (submitted,) = await engine.submission.submit([new])
     task = await engine.read.task(submitted.id)
     if not submitted.duplicate:
         return task

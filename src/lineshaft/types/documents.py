@@ -44,6 +44,15 @@ def converted(given: Any, kind: type[T], simplify: Simplify) -> T:
         raise invalid_input(error) from None
 
 
+def unwrapped(given: Any) -> Any:
+    """The document itself, where it is the only field of an object: `task` or `dag`."""
+    if isinstance(given, dict) and len(given) == 1:
+        ((name, inner),) = given.items()
+        if name in {"task", "dag"} and isinstance(inner, dict):
+            return inner
+    return given
+
+
 def task(given: Any) -> Any:
     """A task without system-managed fields."""
     return _checked(given, _task)
@@ -60,7 +69,10 @@ def with_tasks(given: Any) -> Any:
 
 
 def dag(given: Any) -> Any:
-    """A DAG, whose tasks must be objects: ids of existing tasks can't be put into a new DAG."""
+    """A DAG, whose tasks must be objects: ids of existing tasks can't be put into a new DAG.
+
+    Its `id` is its idempotency key, unless it has one.
+    """
     return _checked(given, _dag)
 
 
@@ -123,6 +135,11 @@ _OF_CLAIM: Mapping[str, _Rule] = {
     "claimed_at": _NULL,
     "heartbeat_at": _NULL,
     "epoch": (lambda value: value is None or _is_zero(value), "0"),
+}
+_OF_DAG: Mapping[str, _Rule] = {
+    "status": _OF_TASK["status"],
+    "created_at": _OF_TASK["created_at"],
+    "completed_at": _NULL,
 }
 _OF_AGENT: Mapping[str, _Rule] = {
     "status": (lambda value: value == "active", "'active'"),
@@ -201,7 +218,47 @@ def _dag(given: Any, place: str, faults: _Faults) -> Any:
     if isinstance(members, list) and any(isinstance(item, str) for item in members):
         faults.append((f"{place}tasks", _DAG_FORM))
         return given
-    return _with_tasks(given, place, faults)
+    if not isinstance(given, dict) or not isinstance(members, list):
+        return given
+    left = _without(given, _OF_DAG, place, faults)
+    _check_ends(left, members, place, faults)
+    dag_id = left.pop("id", None)
+    if dag_id is not None and left.get("idempotency_key") is None:
+        left["idempotency_key"] = dag_id
+    # The DAG that they are in anyway.
+    left["tasks"] = [
+        {name: value for name, value in item.items() if name != "dag_id" or value != dag_id}
+        if isinstance(item, dict)
+        else item
+        for item in members
+    ]
+    return _with_tasks(left, place, faults)
+
+
+def _check_ends(dag: dict[str, Any], members: list[Any], place: str, faults: _Faults) -> None:
+    """Remove `roots` and `leaves`, which are computed."""
+    tasks = [item for item in members if isinstance(item, dict)]
+    names = {_name(item) for item in tasks}
+    upstream = {_name(item): names.intersection(_texts(item.get("depends_on"))) for item in tasks}
+    found = {
+        "roots": {name for name, before in upstream.items() if not before},
+        "leaves": names - set().union(*upstream.values()),
+    }
+    for name, computed in found.items():
+        if name in dag:
+            value = dag.pop(name)
+            if value is not None and set(_texts(value)) != computed:
+                fault = f"is computed: leave it out, or send {shown(sorted(map(str, computed)))}"
+                faults.append((place + name, f"{fault}, got {shown(value)}"))
+
+
+def _name(task: Mapping[str, Any]) -> Any:
+    found = task.get("key") or task.get("id")
+    return found if isinstance(found, str) else id(task)
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _agent(given: Any, place: str, faults: _Faults) -> Any:

@@ -408,6 +408,17 @@ class Claims:
             raise await self._why_not(task_id, agent_id, incarnation)
         return await self._with_history(Claim(tasks, slowdown_until=round_.outcome.slowdown_until))
 
+    async def claim_in(
+        self, connection: Connection, agent_id: str, incarnation: int, task_id: str, *, start: bool
+    ) -> ClaimedTask | None:
+        """Claim this task as part of another operation's transaction; if it can't be, roll that back.
+
+        Neither retries that are due nor breakers that may be probed are looked at.
+        """
+        parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
+        found = (await self._claim_once(connection, parameters)).tasks
+        return found[0] if found and not found[0].outdated else None
+
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
         """The agents that made these claims, also where they have ended. Unknown claims are missing."""
         async with self._database.connection() as connection:

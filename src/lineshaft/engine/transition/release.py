@@ -29,42 +29,42 @@ class Releases:
         """READY again; with a delay PENDING until it is over."""
         if has_duplicate_tasks([item.claim for item in items]):
             return [result for item in items for result in await self.release([item])]
+        return await self._transitions.database.run(lambda own: self.release_in(own, items))
 
-        async def transact(connection: Connection) -> list[Moved]:
-            locked = await self._locks.lock_with_dependents(connection, [item.claim.id for item in items])
-            effects = self._transitions.effects()
-            results: dict[str, Moved] = {}
-            for item in items:
-                task = locked.get(item.claim.id)
-                if task is None or task.epoch != item.claim.epoch or task.status not in _RELEASABLE:
-                    continue
-                target, delay = _target(item), item.delay_sec or None
-                spent = item.spent
-                total = task.cost_usd + spent.cost(task)
-                if budget.total_limit_reached(total, task.max_total_cost_usd):
-                    results[task.id] = _dead_letter(effects, task, spent, total)
-                    continue
-                lane_id = await self._lanes.next(connection, task, spent)
-                effects.requeue(task, target, delay_sec=delay, spent=spent, lane_id=lane_id)
-                effects.attempt(task, "released", spent=spent, ended_by=RELEASE)
-                kinds = ["task.released"] if delay else ["task.released", "task.ready"]
-                effects.event(task, kinds, {"delay_sec": delay} if delay else None)
-                results[task.id] = Moved(task.id, target)
-            await self._transitions.write(connection, effects)
-            rest = [item.claim for item in items if item.claim.id not in results]
-            # After a delay it is READY.
-            refused = await self._locks.refuse(
-                connection,
-                rest,
-                RELEASE,
-                repeated=(Status.READY, Status.PENDING, Status.DEAD_LETTERED),
-                ended_by=RELEASE,
-                spent={item.claim: item.spent for item in items},
-            )
-            results |= {result.id: result for result in refused}
-            return [results[item.claim.id] for item in items]
-
-        return await self._transitions.database.run(transact)
+    async def release_in(self, connection: Connection, items: Sequence[work.Release]) -> list[Moved]:
+        """As part of another operation's transaction; the tasks are different."""
+        locked = await self._locks.lock_with_dependents(connection, [item.claim.id for item in items])
+        effects = self._transitions.effects()
+        results: dict[str, Moved] = {}
+        for item in items:
+            task = locked.get(item.claim.id)
+            if task is None or task.epoch != item.claim.epoch or task.status not in _RELEASABLE:
+                continue
+            target, delay = _target(item), item.delay_sec or None
+            spent = item.spent
+            total = task.cost_usd + spent.cost(task)
+            if budget.total_limit_reached(total, task.max_total_cost_usd):
+                results[task.id] = _dead_letter(effects, task, spent, total)
+                continue
+            lane_id = await self._lanes.next(connection, task, spent)
+            effects.requeue(task, target, delay_sec=delay, spent=spent, lane_id=lane_id)
+            effects.attempt(task, "released", spent=spent, ended_by=RELEASE)
+            kinds = ["task.released"] if delay else ["task.released", "task.ready"]
+            effects.event(task, kinds, {"delay_sec": delay} if delay else None)
+            results[task.id] = Moved(task.id, target)
+        await self._transitions.write(connection, effects)
+        rest = [item.claim for item in items if item.claim.id not in results]
+        # After a delay it is READY.
+        refused = await self._locks.refuse(
+            connection,
+            rest,
+            RELEASE,
+            repeated=(Status.READY, Status.PENDING, Status.DEAD_LETTERED),
+            ended_by=RELEASE,
+            spent={item.claim: item.spent for item in items},
+        )
+        results |= {result.id: result for result in refused}
+        return [results[item.claim.id] for item in items]
 
 
 def _dead_letter(effects: Effects, task: LockedTask, spent: Spent, total: Decimal) -> Moved:

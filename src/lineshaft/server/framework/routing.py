@@ -37,6 +37,7 @@ from lineshaft.types import Scope, documents
 _log = structlog.get_logger("lineshaft.http")
 _encoder = msgspec.json.Encoder(decimal_format="number")
 _JSON_TYPE = (b"content-type", b"application/json")
+_RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Service(Protocol):
@@ -165,11 +166,13 @@ class Endpoint(Generic[S]):
             query = read_query(scope["query_string"], wire.query)
         if self._decoder is not None:
             encoded = await read_body(receive, self._max_body_bytes)
+            is_other = getattr(query, "format", None) in self._operation.formats
+            decoder: msgspec.json.Decoder[Any] = _RAW if is_other else self._decoder
             if len(encoded) > limits.LARGE_BODY_BYTES:
                 # In a thread: megabytes of brackets would block the event loop.
-                body = await asyncio.to_thread(_decode_large, encoded, self._decoder, self._operation)
+                body = await asyncio.to_thread(_decode_large, encoded, decoder, self._operation)
             else:
-                body = _decode(encoded, self._decoder, self._operation)
+                body = _decode(encoded, decoder, self._operation)
         key = headers.get("idempotency-key") if wire.takes_key else None
         return wire.request(scope["path_params"], query, body, key)
 
@@ -222,7 +225,7 @@ def _decode(body: bytes, decoder: "msgspec.json.Decoder[Any]", operation: Operat
     try:
         if not body.isascii():
             body.decode()
-        if operation.check_body is not None:
+        if operation.check_body is not None and decoder is not _RAW:
             operation.check_body(body)
         return documents.decode(body or b"{}", decoder, operation.simplify)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
