@@ -16,12 +16,14 @@ from lineshaft.engine.caller import caller
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.actor import acting_as
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
-from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.feed.waiter import Waiter
+from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database, place_of
 from lineshaft.errors import DatabaseError, UnavailableError
+from lineshaft.integrations.redis.connection import dispatch_server
 from lineshaft.model.tasks import NewTask
 from lineshaft.operations import health
 from lineshaft.operations.operation import Operation
@@ -89,6 +91,7 @@ class DatabaseBackend:
                     checks=self._checks or Checks.from_settings(self._settings),
                     store=open_store(self._settings),
                     max_artifact_bytes=self._settings.max_artifact_bytes,
+                    redis=dispatch_server(self._settings),
                 )
             )
             self._on_demand = OnDemand(self._engine, self._wake_all)
@@ -213,7 +216,11 @@ class DatabaseBackend:
     async def waiter(self, agent_id: str, own: InstanceInfo) -> AsyncIterator["DatabaseWaiter"]:
         async with self._subscribing:
             if self._directory is None:
-                directory = LaneDirectory(self.engine.database, listen=self._settings.sessions)
+                directory = LaneDirectory(
+                    self.engine.database,
+                    listen=self._settings.sessions,
+                    redis=self.engine.dispatch,
+                )
                 self._wakeups = await self._resources.enter_async_context(directory.wakeups)
                 self._directory = directory
                 self._resources.push_async_callback(directory.close)

@@ -14,6 +14,7 @@ from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.claim.undelivered import UndeliveredClaims
 from lineshaft.engine.claim.upcoming import Upcoming
 from lineshaft.engine.feed.events import Events
+from lineshaft.engine.feed.redis_dispatch import RedisDispatch
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.guards.limits import InstallationLimits
@@ -25,6 +26,7 @@ from lineshaft.engine.guards.task_types import TaskTypes
 from lineshaft.engine.guards.type_limits import LimitsOfTypes
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.postgres.database import FAIL_WITHIN_SEC, Database
+from lineshaft.engine.postgres.lane_reports import LaneReports
 from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.review.approvals import Approvals
 from lineshaft.engine.review.dead_letters import DeadLetters
@@ -56,11 +58,12 @@ from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.work import Work
+from lineshaft.integrations.redis.connection import RedisServer
 from lineshaft.model.tasks import TaskRules
 
 
 class Engine:
-    def __init__(
+    def __init__(  # noqa: PLR0915 - all parts of the engine
         self,
         dsn: str,
         *,
@@ -76,8 +79,11 @@ class Engine:
         source_folders: Sequence[str] | None = None,
         store: Store | None = None,
         max_artifact_bytes: int = DEFAULT_MAX_BYTES,
+        redis: RedisServer | None = None,
     ) -> None:
         """`store` has the artifacts. `server`: its name; only a server's settings replace limits.
+
+        `redis` carries wake-ups; sessions must last, so there is no pooler in transaction mode.
 
         `source_folders`: those that servers watch; None: this process doesn't know them.
         """
@@ -85,6 +91,7 @@ class Engine:
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
+        reports = None if redis is None else LaneReports()
         self.database = Database(
             dsn,
             clock=clock,
@@ -93,6 +100,11 @@ class Engine:
             keep_connections=keep_connections,
             prepare=prepare,
             fail_within_sec=fail_within_sec,
+            reports=reports,
+        )
+        #: Wake-ups through Redis, if there is one.
+        self.dispatch = (
+            None if redis is None or reports is None else RedisDispatch(redis, self.database, reports)
         )
         self.artifacts = ArtifactRegistry(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
@@ -183,6 +195,8 @@ class Engine:
         await self.database.open()
         try:
             await self.limits.apply(self.rules.installation_limits, server=self._server)
+            if self.dispatch is not None:
+                await self.dispatch.open()
         except BaseException:
             # Tasks of a pool that isn't closed survive the end of the event loop, which waits for them.
             await self.database.close()
@@ -193,4 +207,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.undelivered.close()
+        if self.dispatch is not None:
+            await self.dispatch.close()
         await self.database.close()
