@@ -58,6 +58,7 @@ _WELL_SEC = 60.0
 #: A command that ends before this needs no connection to Redis.
 _PATIENCE_SEC = 0.3
 _FLUSH_SEC = 1.0
+_CANCEL_PAUSE_SEC = 0.05
 
 _SQL = catalog.load(__name__)
 _log = logging.getLogger(__name__)
@@ -111,9 +112,11 @@ class RedisDispatch:
             self._start(work)
 
     async def close(self) -> None:
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        while self._background:
+            for task in self._background:
+                task.cancel()
+            # `wait_for` of Python 3.11, which the client of Redis uses, loses some cancellations.
+            await asyncio.wait(self._background, timeout=_CANCEL_PAUSE_SEC)
         # What was committed last is passed on too.
         with contextlib.suppress(LineshaftError, TimeoutError):
             async with asyncio.timeout(_FLUSH_SEC):
@@ -221,7 +224,14 @@ class RedisDispatch:
             await self._pass_on(await self._reports.take())
 
     async def _pass_on(self, wakes: dict[int, int]) -> None:
-        if not await self._push(wakes):
+        try:
+            is_pushed = await self._push(wakes)
+        except asyncio.CancelledError:
+            # `close` passes them on.
+            for lane, number in wakes.items():
+                self._reports.add(lane, number)
+            raise
+        if not is_pushed:
             self._for_all |= wakes.keys()
         else:
             now = time.monotonic()
@@ -263,11 +273,13 @@ class RedisDispatch:
                 if for_others:
                     payload = _payload(for_others, FOR_OTHERS)
                     await connection.execute(_SQL["notify_others"], {"lanes": payload, "name": LISTENER})
-        except LineshaftError as error:
-            _log.debug("Notifications wait: %s", error)
+        except (LineshaftError, asyncio.CancelledError) as error:
             self._for_all |= for_all
             self._for_others |= for_others
             self._has_to_notify.set()
+            if not isinstance(error, LineshaftError):
+                raise
+            _log.debug("Notifications wait: %s", error)
 
     async def _sweep(self) -> None:
         parameters = {**self._database.now, "most": _MOST_SWEPT, "age": _SWEEP_SEC}

@@ -578,7 +578,7 @@ CREATE TABLE lineshaft.step (
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
 );
 
--- None
+-- How far the events are published to streams of Redis.
 CREATE TABLE lineshaft.stream (
     name text NOT NULL,
     cursor text NOT NULL,

@@ -20,3 +20,8 @@ CREATE TABLE lineshaft.stream (
     seq bigint NOT NULL DEFAULT 0,
     published_at timestamptz
 );
+COMMENT ON TABLE lineshaft.stream IS 'How far the events are published to streams of Redis.';
+COMMENT ON COLUMN lineshaft.stream.name IS 'The key of the stream.';
+COMMENT ON COLUMN lineshaft.stream.cursor IS 'The place in the feed behind the last published event.';
+COMMENT ON COLUMN lineshaft.stream.seq IS 'The number of the last published event: 1 for the first.';
+COMMENT ON COLUMN lineshaft.stream.published_at IS 'When it was published.';
