@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check collected lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-dashboard bench-peers bench-page docs screenshots chaos fuzz lock clean
+.PHONY: help setup test test-full demo check collected lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-redis bench-dashboard bench-peers bench-page docs screenshots chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -119,6 +119,9 @@ bench-http: $(DEVELOPMENT) ## Measure the server with many waiting agents, and a
 
 bench-sources: $(DEVELOPMENT) ## Measure webhooks against a bare insert over HTTP, and ticks of schedules
 	$(BIN)/python -m benchmarks.sources $(BENCH_FLAGS)
+
+bench-redis: $(DEVELOPMENT) ## Measure wake-ups through Redis against PostgreSQL's notifications (some minutes)
+	$(BIN)/python -m benchmarks.redis $(BENCH_FLAGS)
 
 bench-dashboard: $(DEVELOPMENT) ## Measure pages on a large database, and what open tabs cost the server (some minutes)
 	$(BIN)/python -m benchmarks.dashboard $(BENCH_FLAGS)

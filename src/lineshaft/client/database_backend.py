@@ -118,7 +118,15 @@ class DatabaseBackend:
 
     async def health(self) -> Readiness:
         ready = await self.call(health.ready, Nothing())
-        return replace(ready, wakeups=self._wakeups is None or self._wakeups.healthy)
+        wakeups = self._wakeups
+        if wakeups is None:
+            return ready
+        return replace(
+            ready,
+            wakeups=wakeups.wakes_at_once,
+            wakeup_mode=wakeups.mode,
+            wakeup_mode_since=wakeups.mode_since,
+        )
 
     # Submitting.
 

@@ -13,14 +13,19 @@ from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.observer import Observer
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
+from lineshaft.duties.publisher import Publisher
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.event_stream import EventStream
 from lineshaft.engine.feed.outbox import Outbox
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.read.tally import Tally
+from lineshaft.errors import SettingsError
 from lineshaft.integrations.notify.config import load
+from lineshaft.integrations.redis.connection import RedisServer
+from lineshaft.integrations.redis.stream import EVENTS, EventBus
 from lineshaft.settings import Settings
 
 
@@ -53,6 +58,13 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
     if settings.notifications is not None:
         destinations = load(settings.notifications, os.environ)
         duties += [Deliverer(Outbox(engine.database), destination) for destination in destinations]
+    if settings.redis_events:
+        if settings.redis_url is None:
+            raise SettingsError(
+                "LINESHAFT_REDIS_EVENTS=1 needs LINESHAFT_REDIS_URL, the server that gets the events."
+            )
+        bus = EventBus(RedisServer(settings.redis_url))
+        duties.append(Publisher(EventStream(engine.database, EVENTS), bus))
     return duties
 
 

@@ -88,6 +88,9 @@ class Readiness(Struct, frozen=True):
     database: str
     #: Idle agents are woken at once; otherwise they poll.
     wakeups: bool
+    #: How: `redis`, `notify` (PostgreSQL) or `polling`; None: nobody waits in this process, or it is older.
+    wakeup_mode: str | None = None
+    wakeup_mode_since: datetime | None = None
 
 
 class ReasonCode(OpenEnum):

@@ -153,6 +153,11 @@ class Wakeups:
         hears_all = self.healthy and (self._redis is None or self._redis.is_up)
         return POLL_SUBSCRIBED if hears_all else POLL_UNSUBSCRIBED
 
+    @property
+    def wakes_at_once(self) -> bool:
+        """Whether new tasks wake waiters; otherwise they poll."""
+        return self.mode is not Mode.POLLING
+
     async def wait_until(self, *, healthy: bool) -> None:
         await (self._up if healthy else self._down).wait()
 
