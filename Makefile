@@ -139,8 +139,8 @@ docs: $(DEVELOPMENT) ## Build the documentation site into site/
 screenshots: $(DEVELOPMENT) ## Write docs/images/ from real pages (needs Chromium)
 	$(BIN)/python -m tests.dashboard.screenshots
 
-chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, and check that nothing was lost
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(CHAOS_FLAGS)
+chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, with REDIS=1 those of Redis, and check that nothing was lost
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(if $(REDIS),--redis) $(CHAOS_FLAGS)
 
 fuzz: $(DEVELOPMENT) ## Send REQUESTS (100000) random requests to a server, and those of schemathesis before
 	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED))
