@@ -89,18 +89,22 @@ class Page:
         programs: Path = Path(sys.executable).parent,
         user: str | None = None,
         variables: dict[str, str] | None = None,
+        replaced: dict[str, str] | None = None,
     ) -> None:
         """`programs` has `python` and `lineshaft`; `user` types the commands, by default the tests' own."""
         self._folder = folder
         self._user = user
         self._port = str(reserved_port())
+        #: What stands in the page, and what is used instead: ports.
+        self._replaced = {_PORT: self._port} | (replaced or {})
         own = {"LINESHAFT_PORT": self._port} | (variables or {})
         self._environment = environment(folder.parent, programs) | own
         self._terminals: list[tuple[Block, subprocess.Popen[str]]] = []
         self._output = ""
 
     def run(self, block: Block) -> None:
-        block = block._replace(text=block.text.replace(_PORT, self._port))
+        for printed, used in self._replaced.items():
+            block = block._replace(text=block.text.replace(printed, used))
         if block.is_file:
             path = self._folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,8 @@ _SHOWN_ONLY = {"sql", "text", "ini", "yaml", "dockerfile", "json", "toml"}
 _NOT_RUN = {"docs/security.md"}
 _OWN_DATABASE = "docs/transactional-submit.md"
 #: `tests/e2e/test_fresh_install.py` runs them on the built wheel.
-_RUN_ELSEWHERE = {"README.md", "docs/quick-start.md"}
+#: So does `test_redis_page.py`, with a Valkey.
+_RUN_ELSEWHERE = {"README.md", "docs/quick-start.md", "docs/redis.md"}
 _RUN = [page for page in all_pages() if any(block.language == "sh" for block in blocks(page))]
 
 
