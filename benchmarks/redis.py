@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -35,10 +35,10 @@ WARM_UP = 30
 @dataclass(frozen=True, slots=True)
 class Sizes:
     agents: tuple[int, ...] = (10, 100, 500)
-    latencies: int = 300
+    latencies: int = 200
     #: Between two submissions: the agents wait.
     pause_sec: float = 0.02
-    flood: int = 1_000
+    flood: int = 500
 
 
 QUICK = Sizes((5,), 20, 0.01, 50)
@@ -172,6 +172,8 @@ def percentile(times: list[float], share: int) -> float:
 
 async def main(args: argparse.Namespace) -> None:
     sizes = QUICK if args.quick else Sizes()
+    if args.agents:
+        sizes = replace(sizes, agents=tuple(args.agents))
     report = Report("Wake-ups through Redis against PostgreSQL's notifications")
     with server() as running, ValkeyServer() as valkey, progress(3 * len(sizes.agents)) as step:
         for agents in sizes.agents:
@@ -188,11 +190,13 @@ async def main(args: argparse.Namespace) -> None:
                     report.figure(f"{name}_p{share}_ms_{agents}", percentile(latencies, share), "ms")
             for name, (_, rate) in found.items():
                 report.figure(f"{name}_tasks_per_s_{agents}", rate, "tasks/s")
-    report.show(args.json)
+            # After each size: a large fleet takes minutes to start.
+            report.show(args.json)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--agents", type=int, nargs="+", help="how many wait, instead of 10, 100 and 500")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
     asyncio.run(main(parser.parse_args()))

@@ -88,7 +88,7 @@ class Readiness(Struct, frozen=True):
     database: str
     #: Idle agents are woken at once; otherwise they poll.
     wakeups: bool
-    #: How: `redis`, `notify` (PostgreSQL) or `polling`; None: nobody waits in this process, or it is older.
+    #: How: `redis`, `notify` (PostgreSQL) or `polling`; None: no agent waits here, or it is older.
     wakeup_mode: str | None = None
     wakeup_mode_since: datetime | None = None
 

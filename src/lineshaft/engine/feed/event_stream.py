@@ -61,7 +61,7 @@ class EventStream:
             if seq is None:
                 return False
             if page.items:
-                # The row stays locked: nobody else publishes meanwhile.
+                # The row stays locked: no other server publishes meanwhile.
                 await publish(seq + 1, page.items)
             await self._move_in(connection, start, page.next_cursor, len(page.items))
             return True

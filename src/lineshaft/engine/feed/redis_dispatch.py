@@ -153,7 +153,7 @@ class RedisDispatch:
             self._start(self._interrupt())
 
     def hand_on(self, lane: int, passed: int = 0) -> bool:
-        """A wake-up that nobody here can use goes to another process. False: it isn't passed on."""
+        """A wake-up that no waiter here can use goes to another process. False: it isn't passed on."""
         if not self.is_up or passed >= _MOST_PASSES:
             return False
         self._start(self._push_back(lane, passed))
@@ -304,7 +304,7 @@ class RedisDispatch:
                 self._fall(error)
                 continue
             if popped is not None and not waiting.wake_popped(popped.lane, popped.passed):
-                # Whoever waited for it has been woken in the meantime.
+                # The waiter for it has been woken in the meantime.
                 self.hand_on(popped.lane, popped.passed + 1)
 
     async def _interrupt(self) -> None:
