@@ -36,7 +36,7 @@ endef
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help setup test test-full demo check collected lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-dashboard bench-peers bench-page docs screenshots chaos fuzz lock clean
+.PHONY: help setup test test-full demo check collected lint types layers format schema bench bench-single bench-fleet bench-agents bench-http bench-sources bench-footprint bench-reads bench-artifacts bench-redis bench-dashboard bench-peers bench-page docs screenshots chaos fuzz lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -120,6 +120,9 @@ bench-http: $(DEVELOPMENT) ## Measure the server with many waiting agents, and a
 bench-sources: $(DEVELOPMENT) ## Measure webhooks against a bare insert over HTTP, and ticks of schedules
 	$(BIN)/python -m benchmarks.sources $(BENCH_FLAGS)
 
+bench-redis: $(DEVELOPMENT) ## Measure wake-ups through Redis against PostgreSQL's notifications (some minutes)
+	$(BIN)/python -m benchmarks.redis $(BENCH_FLAGS)
+
 bench-dashboard: $(DEVELOPMENT) ## Measure pages on a large database, and what open tabs cost the server (some minutes)
 	$(BIN)/python -m benchmarks.dashboard $(BENCH_FLAGS)
 
@@ -136,8 +139,8 @@ docs: $(DEVELOPMENT) ## Build the documentation site into site/
 screenshots: $(DEVELOPMENT) ## Write docs/images/ from real pages (needs Chromium)
 	$(BIN)/python -m tests.dashboard.screenshots
 
-chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, and check that nothing was lost
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(CHAOS_FLAGS)
+chaos: $(DEVELOPMENT) ## Inject the faults of SEED for MINUTES (1), with ATTACKS=1 under attack, with REDIS=1 those of Redis, and check that nothing was lost
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),1) $(if $(ATTACKS),--attacks) $(if $(REDIS),--redis) $(CHAOS_FLAGS)
 
 fuzz: $(DEVELOPMENT) ## Send REQUESTS (100000) random requests to a server, and those of schemathesis before
 	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED))

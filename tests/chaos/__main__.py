@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.chaos.faults import ABOUT, Kind, pgbouncer
+from tests.chaos.faults import ABOUT, OF_REDIS, OTHERS, Kind, pgbouncer
 from tests.chaos.plan import Plan, impossible
 from tests.chaos.report import table
 from tests.chaos.run import Run
@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--faults", help="only these, separated by commas")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between faults (2)")
     parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--redis", action="store_true", help="with a Redis, and its faults")
     parser.add_argument("--postgres", type=int, metavar="MAJOR", help="this version (the newest found)")
     parser.add_argument("--attacks", action="store_true", help="hostile clients call the servers, too")
     parser.add_argument(
@@ -41,7 +42,9 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="show the schedule of faults and end")
     parser.add_argument("--json", action="store_true", help="give the result as JSON")
     args = parser.parse_args()
-    kinds = [Kind(name) for name in args.faults.split(",")] if args.faults else list(Kind)
+    kinds = [Kind(name) for name in args.faults.split(",")] if args.faults else list(OTHERS)
+    if args.redis:
+        kinds += [kind for kind in OF_REDIS if kind not in kinds]
     missing = impossible(kinds)
     for kind, why in missing.items():
         _log(f"{kind} is left out: it {why}")

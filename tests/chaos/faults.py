@@ -21,6 +21,11 @@ class Kind(StrEnum):
     DISK_FULL = "disk-full"
     FAIL_OVER = "fail-over"
     READ_ONLY = "read-only"
+    REDIS_KILL = "redis-kill"
+    REDIS_RESTART = "redis-restart"
+    REDIS_FREEZE = "redis-freeze"
+    REDIS_FLUSH = "redis-flush"
+    REDIS_LATENCY = "redis-latency"
 
 
 ABOUT = {
@@ -37,7 +42,16 @@ ABOUT = {
     Kind.DISK_FULL: "the disk of an agent is full for a while",
     Kind.FAIL_OVER: "the primary is killed and its synchronous standby promoted",
     Kind.READ_ONLY: "the database can only be read for a while, as one that another has taken over from",
+    Kind.REDIS_KILL: "Redis is killed; it is started again later, empty",
+    Kind.REDIS_RESTART: "Redis is killed and started at once, empty",
+    Kind.REDIS_FREEZE: "SIGSTOP of Redis for a while, then SIGCONT",
+    Kind.REDIS_FLUSH: "Redis forgets everything",
+    Kind.REDIS_LATENCY: "each answer of Redis takes seconds for a while",
 }
+
+#: Only of runs with a Redis: others have the same faults for a seed as without these.
+OF_REDIS = tuple(kind for kind in Kind if kind.startswith("redis-"))
+OTHERS = tuple(kind for kind in Kind if kind not in OF_REDIS)
 
 #: Whose processes may be hit; the last word of a fault's target is a number.
 ANY_PROCESS = frozenset({Kind.KILL, Kind.PAUSE, Kind.RESET, Kind.BLACK_HOLE, Kind.HOLD})
@@ -103,7 +117,14 @@ def _lasts(kind: Kind, dice: random.Random) -> float:
             return dice.uniform(2.0, 6.0)
         case Kind.KILL | Kind.STOP | Kind.RESTART_FAST | Kind.RESTART_IMMEDIATE:
             return dice.choice([0.0, 0.2, 1.0, 2.0])
-        case Kind.CLOCK | Kind.DISK_FULL | Kind.READ_ONLY:
+        case (
+            Kind.CLOCK
+            | Kind.DISK_FULL
+            | Kind.READ_ONLY
+            | Kind.REDIS_KILL
+            | Kind.REDIS_FREEZE
+            | Kind.REDIS_LATENCY
+        ):
             return dice.uniform(1.0, 5.0)
         case _:
             return 0.0

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.chaos.cluster import Cluster
-from tests.chaos.faults import Fault, Kind
+from tests.chaos.faults import OF_REDIS, Fault, Kind
 from tests.chaos.fleet import Member
+from tests.chaos.redis import Redis
 
 
 class Disk:
@@ -38,8 +39,11 @@ class Nemesis:
         disks: Mapping[str, Disk],
         clocks: Mapping[str, Path],
         log: Callable[[str], None],
+        *,
+        redis: Redis | None = None,
     ) -> None:
         """`clocks`: files that say by how much an agent's clock is off."""
+        self._redis = redis
         self._cluster = cluster
         self._members = members
         self._disks = disks
@@ -80,6 +84,9 @@ class Nemesis:
                 return True
             case _:
                 self._log(str(fault))
+        if fault.kind in OF_REDIS and self._redis is not None:
+            await self._redis.hit(fault)
+            return True
         if member is None:
             raise LookupError(f"there is no {fault.target}")
         match fault.kind:

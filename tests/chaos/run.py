@@ -67,7 +67,7 @@ class Run:
             # One in each process, and the one that all of them share.
             await self._wait_for(cluster, _AT_WORK, plan.agents + 1, _START_SEC)
             self._log("all processes are at work")
-            nemesis = Nemesis(cluster, stage.members, stage.disks, stage.clocks, self._log)
+            nemesis = Nemesis(cluster, stage.members, stage.disks, stage.clocks, self._log, redis=stage.redis)
             began = time.monotonic()
             async with self._watching(cluster):
                 await asyncio.gather(nemesis.run(plan.faults(), began), asyncio.sleep(plan.seconds))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from lineshaft.engine.engine import Engine
 from tests.chaos.cluster import Cluster
-from tests.chaos.faults import Kind
+from tests.chaos.faults import OF_REDIS, Kind
 from tests.chaos.fleet import Line, Member, copy_code, python
 from tests.chaos.nemesis import Disk
 from tests.chaos.plan import Plan, mount, unmount
 from tests.chaos.pooler import Pooler
+from tests.chaos.redis import Redis, breakable
 from tests.ports import reserved_port
 
 #: Guards are part of it: five failures in a row open a breaker, which is probed soon after.
@@ -34,6 +35,8 @@ _OVER_HTTP = frozenset({"agent-2", "client-http", "reader-http"})
 _POOLED = frozenset({"agent-1", "server-1", "reader-db"})
 #: It finds out itself which of two database servers is the primary.
 _KNOWS_BOTH = "agent-0"
+#: Those that don't know Redis, if there is one: they wake the others, and are woken by them.
+_WITHOUT_REDIS = frozenset({"agent-3", "client-db"})
 #: Its budget is soon used up.
 _POOR = "agent-2"
 
@@ -70,6 +73,8 @@ class Stage:
     disks: dict[str, Disk] = field(default_factory=dict)
     #: Files that say by how many seconds an agent's clock is off.
     clocks: dict[str, Path] = field(default_factory=dict)
+    #: If the plan has its faults.
+    redis: Redis | None = None
 
     def __post_init__(self) -> None:
         self.history.mkdir()
@@ -96,6 +101,8 @@ class Stage:
         ports = {"server-0": reserved_port(), "server-1": reserved_port()}
         turns = itertools.cycle(ports.values())
         pooler = await self._pooler(stack, cluster)
+        if not set(OF_REDIS).isdisjoint(self.plan.kinds):
+            self.redis = await stack.enter_async_context(breakable())
         tokens = await _tokens(cluster.primary.dsn) if self.plan.attacks else {}
         for name in (*self.plan.processes, *self.plan.attackers):
             pooled = pooler if name in _POOLED else None
@@ -104,6 +111,8 @@ class Stage:
                 "LINESHAFT_CIRCUIT_BREAKERS": str(breakers),
                 "LINESHAFT_POOLER": "none" if pooled is None else "transaction",
             }
+            if self.redis is not None and name not in _WITHOUT_REDIS:
+                variables |= {"LINESHAFT_REDIS_URL": self.redis.url, "LINESHAFT_REDIS_EVENTS": "1"}
             if name in self.plan.attackers:
                 variables = {f"ATTACKER_{scope}": token for scope, token in tokens.items()}
                 command = self._attacker(name, line)

@@ -19,7 +19,8 @@ _NOT_RUN = {"docs/security.md"}
 _OWN_DATABASE = "docs/transactional-submit.md"
 _OWN_REDIS = "docs/officeplane.md"
 #: `tests/e2e/test_fresh_install.py` runs them on the built wheel.
-_RUN_ELSEWHERE = {"README.md", "docs/quick-start.md"}
+#: So does `test_redis_page.py`, with a Valkey.
+_RUN_ELSEWHERE = {"README.md", "docs/quick-start.md", "docs/redis.md"}
 _RUN = [page for page in all_pages() if any(block.language == "sh" for block in blocks(page))]
 
 

@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             _check_database(found, settings.database_url, sessions=settings.sessions)
         elif settings.url is None:
             _describe_embedded(found, settings.home, start=args.start)
+        _check_redis(found, settings)
     if args.json:
         print_json(found.report | {"problems": found.problems, "advice": found.advice})
     else:
@@ -257,7 +258,8 @@ def _check_server(found: Findings, settings: Settings) -> None:
     found.report["server"] = {"url": settings.url, "status": "unavailable"}
     try:
         with SyncLineshaft(settings.url, max_connections=1) as shaft:
-            status = shaft.health().status
+            health = shaft.health()
+            status = health.status
             with contextlib.suppress(LineshaftError):
                 # They need a token where the health of the server doesn't.
                 _check_limits(found, shaft.limits())
@@ -269,6 +271,31 @@ def _check_server(found: Findings, settings: Settings) -> None:
         return
     found.facts.append(("  status", status))
     found.report["server"]["status"] = status
+    if health.wakeup_mode is not None and health.wakeup_mode_since is not None:
+        since = health.wakeup_mode_since.isoformat(timespec="seconds")
+        found.facts.append(("  wake-ups", f"{health.wakeup_mode} since {since}"))
+        found.report["server"]["wakeups"] = {"mode": health.wakeup_mode, "since": since}
+
+
+def _check_redis(found: Findings, settings: Settings) -> None:
+    if settings.redis_url is None:
+        return
+    from lineshaft.integrations.redis.check import check  # noqa: PLC0415 - slow to import
+
+    try:
+        place, facts = check(settings.redis_url)
+    except LineshaftError as error:
+        found.facts.append(("Redis", "doesn't work, see below: PostgreSQL carries wake-ups"))
+        found.report["redis"] = {"status": "unavailable"}
+        found.problems.append(str(error))
+        return
+    found.facts.append(("Redis", f"{place}, {facts}"))
+    found.report["redis"] = {"status": "ok", "place": place}
+    if not settings.sessions:
+        found.advice.append(
+            "LINESHAFT_REDIS_URL carries no wake-ups with LINESHAFT_POOLER=transaction: agents poll every "
+            "second. Use a direct connection to PostgreSQL."
+        )
 
 
 def _check_costs(found: Findings, disputed: int) -> None:

@@ -16,13 +16,15 @@ from lineshaft.engine.caller import caller
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.actor import acting_as
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
-from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.feed.waiter import Waiter
+from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.heartbeats import Heartbeats
 from lineshaft.engine.postgres import caller_transaction, migrate
 from lineshaft.engine.postgres.location import database, place_of
 from lineshaft.errors import DatabaseError, UnavailableError
 from lineshaft.integrations.officeplane_redis import locks as document_locks
+from lineshaft.integrations.redis.connection import dispatch_server
 from lineshaft.model.tasks import NewTask
 from lineshaft.operations import health
 from lineshaft.operations.operation import Operation
@@ -91,6 +93,7 @@ class DatabaseBackend:
                     store=open_store(self._settings),
                     max_artifact_bytes=self._settings.max_artifact_bytes,
                     outside_locks=document_locks.of(self._settings),
+                    redis=dispatch_server(self._settings),
                 )
             )
             self._on_demand = OnDemand(self._engine, self._wake_all)
@@ -117,7 +120,15 @@ class DatabaseBackend:
 
     async def health(self) -> Readiness:
         ready = await self.call(health.ready, Nothing())
-        return replace(ready, wakeups=self._wakeups is None or self._wakeups.healthy)
+        wakeups = self._wakeups
+        if wakeups is None:
+            return ready
+        return replace(
+            ready,
+            wakeups=wakeups.wakes_at_once,
+            wakeup_mode=wakeups.mode,
+            wakeup_mode_since=wakeups.mode_since,
+        )
 
     # Submitting.
 
@@ -215,7 +226,11 @@ class DatabaseBackend:
     async def waiter(self, agent_id: str, own: InstanceInfo) -> AsyncIterator["DatabaseWaiter"]:
         async with self._subscribing:
             if self._directory is None:
-                directory = LaneDirectory(self.engine.database, listen=self._settings.sessions)
+                directory = LaneDirectory(
+                    self.engine.database,
+                    listen=self._settings.sessions,
+                    redis=self.engine.dispatch,
+                )
                 self._wakeups = await self._resources.enter_async_context(directory.wakeups)
                 self._directory = directory
                 self._resources.push_async_callback(directory.close)

@@ -13,10 +13,12 @@ from lineshaft.duties.loop import Duty, run
 from lineshaft.duties.observer import Observer
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
+from lineshaft.duties.publisher import Publisher
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.feed.event_stream import EventStream
 from lineshaft.engine.feed.outbox import Outbox
 from lineshaft.engine.feed.partitions import Partitions
 from lineshaft.engine.read.tally import Tally
@@ -25,6 +27,7 @@ from lineshaft.integrations.loki.mirror import Mirror
 from lineshaft.integrations.notify.config import load
 from lineshaft.integrations.officeplane_redis.sse import SsePublisher
 from lineshaft.integrations.redis.connection import RedisServer
+from lineshaft.integrations.redis.stream import EVENTS, EventBus
 from lineshaft.settings import Settings
 
 
@@ -64,6 +67,13 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             raise SettingsError("LINESHAFT_OFFICEPLANE_SSE needs LINESHAFT_REDIS_URL: it publishes there.")
         redis = RedisServer(settings.redis_url)
         duties.append(SsePublisher(engine.events, redis, settings.officeplane_prefix))
+    if settings.redis_events:
+        if settings.redis_url is None:
+            raise SettingsError(
+                "LINESHAFT_REDIS_EVENTS=1 needs LINESHAFT_REDIS_URL, the server that gets the events."
+            )
+        bus = EventBus(RedisServer(settings.redis_url))
+        duties.append(Publisher(EventStream(engine.database, EVENTS), bus))
     return duties
 
 

@@ -14,6 +14,7 @@ from lineshaft.engine.claim.claims import Claims
 from lineshaft.engine.claim.undelivered import UndeliveredClaims
 from lineshaft.engine.claim.upcoming import Upcoming
 from lineshaft.engine.feed.events import Events
+from lineshaft.engine.feed.redis_dispatch import RedisDispatch
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
 from lineshaft.engine.guards.limits import InstallationLimits
@@ -26,6 +27,7 @@ from lineshaft.engine.guards.task_types import TaskTypes
 from lineshaft.engine.guards.type_limits import LimitsOfTypes
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.postgres.database import FAIL_WITHIN_SEC, Database
+from lineshaft.engine.postgres.lane_reports import LaneReports
 from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.review.approvals import Approvals
 from lineshaft.engine.review.dead_letters import DeadLetters
@@ -58,11 +60,12 @@ from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
 from lineshaft.engine.work import Work
+from lineshaft.integrations.redis.connection import RedisServer
 from lineshaft.model.tasks import TaskRules
 
 
 class Engine:
-    def __init__(
+    def __init__(  # noqa: PLR0915 - all parts of the engine
         self,
         dsn: str,
         *,
@@ -79,8 +82,11 @@ class Engine:
         store: Store | None = None,
         max_artifact_bytes: int = DEFAULT_MAX_BYTES,
         outside_locks: OutsideLocks | None = None,
+        redis: RedisServer | None = None,
     ) -> None:
         """`store` has the artifacts. `server`: its name; only a server's settings replace limits.
+
+        `redis` carries wake-ups; sessions must last, so there is no pooler in transaction mode.
 
         `source_folders`: those that servers watch; None: this process doesn't know them.
         """
@@ -88,6 +94,7 @@ class Engine:
         #: How outputs are checked; by default without commands and judges.
         self.checks = checks or Checks()
         self.rules = rules or Rules()
+        reports = None if redis is None else LaneReports()
         self.database = Database(
             dsn,
             clock=clock,
@@ -96,6 +103,11 @@ class Engine:
             keep_connections=keep_connections,
             prepare=prepare,
             fail_within_sec=fail_within_sec,
+            reports=reports,
+        )
+        #: Wake-ups through Redis, if there is one.
+        self.dispatch = (
+            None if redis is None or reports is None else RedisDispatch(redis, self.database, reports)
         )
         self.artifacts = ArtifactRegistry(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
@@ -192,6 +204,8 @@ class Engine:
             await self.limits.apply(self.rules.installation_limits, server=self._server)
             if self._outside_locks is not None:
                 await self._outside_locks.open(OutsideRows(self.database))
+            if self.dispatch is not None:
+                await self.dispatch.open()
         except BaseException:
             # Tasks of a pool that isn't closed survive the end of the event loop, which waits for them.
             await self.database.close()
@@ -204,4 +218,6 @@ class Engine:
         await self.undelivered.close()
         if self._outside_locks is not None:
             await self._outside_locks.close()
+        if self.dispatch is not None:
+            await self.dispatch.close()
         await self.database.close()

@@ -16,7 +16,8 @@ from lineshaft.engine.agents import Present
 from lineshaft.engine.claim.upcoming import Upcoming
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
-from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.feed.waiter import Waiter
+from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.maintenance import Maintenance, StuckTasksError
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.types.protocol import ClaimItem

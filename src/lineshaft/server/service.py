@@ -26,6 +26,7 @@ from lineshaft.engine.metrics import MetricsReader
 from lineshaft.engine.postgres.probe import check_writable
 from lineshaft.errors import UnavailableError
 from lineshaft.integrations.officeplane_redis import locks as document_locks
+from lineshaft.integrations.redis.connection import dispatch_server
 from lineshaft.server.framework import routing
 from lineshaft.server.framework.auth import Authenticator
 from lineshaft.server.framework.streams import Tail
@@ -58,12 +59,15 @@ class Service:
             store=open_store(settings),
             max_artifact_bytes=settings.max_artifact_bytes,
             outside_locks=document_locks.of(settings, adopts=True),
+            redis=dispatch_server(settings),
         )
         self.events = self.engine.events
         self.tokens = self.engine.tokens
         self.metrics = MetricsReader(self.engine.database, self.engine.read, self.engine.fleet)
         self.tail = Tail(self.events)
-        self.directory = LaneDirectory(self.engine.database, listen=settings.sessions)
+        self.directory = LaneDirectory(
+            self.engine.database, listen=settings.sessions, redis=self.engine.dispatch
+        )
         self.wakeups = self.directory.wakeups
         self.on_demand = OnDemand(self.engine, self.wakeups.wake_all)
         #: Claims take turns on half of the connections: when thousands of agents ask at once, submissions and

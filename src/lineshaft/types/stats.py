@@ -92,6 +92,9 @@ class Readiness(Struct, frozen=True):
     database: str
     #: Idle agents are woken at once; otherwise they poll.
     wakeups: bool
+    #: How: `redis`, `notify` (PostgreSQL) or `polling`; None: no agent waits here, or it is older.
+    wakeup_mode: str | None = None
+    wakeup_mode_since: datetime | None = None
 
 
 class ReasonCode(OpenEnum):

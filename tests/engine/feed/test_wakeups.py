@@ -12,8 +12,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lineshaft.engine.engine import Engine
-from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED, POLL_UNSUBSCRIBED, Waiter, Wakeups
-from lineshaft.engine.submit.lanes import wakeup_payload
+from lineshaft.engine.feed.waiter import Waiter
+from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED, POLL_UNSUBSCRIBED, Wakeups
+from lineshaft.engine.submit.lanes import wake_lanes
 from lineshaft.model.tasks import NewTask
 from tests.conftest import superuser
 from tests.world import World
@@ -385,12 +386,17 @@ async def test_closing_is_prompt(dsn: str, state: str) -> None:
             await asyncio.wait({opening})
 
 
-def test_more_lanes_than_a_notification_holds_are_all_of_them(connection: psycopg.Connection) -> None:
-    longest = wakeup_payload(range(2**31 - 1, 2**31 - 700, -1))
-    connection.execute("SELECT pg_notify('task_ready', %s)", [longest])
-    assert longest.count(",") == 698
-    assert wakeup_payload(range(700)) == "*"
-    assert wakeup_payload([3, 1, 3]) == "1,3"
+async def test_more_lanes_than_a_notification_holds_are_all_of_them(
+    world: World, connection: psycopg.Connection
+) -> None:
+    connection.execute("LISTEN task_ready")
+    for lanes in ([2**31 - 1 - n for n in range(699)], list(range(700)), [3, 1, 3]):
+        async with world.engine.database.connection() as own:
+            await wake_lanes(own, lanes)
+
+    sent = [each.payload for each in connection.notifies(timeout=LONG, stop_after=3)]
+
+    assert [sent[0].count(","), *sent[1:]] == [698, "*", "1,3"]
 
 
 def notifications(listener: psycopg.Connection) -> list[str]:

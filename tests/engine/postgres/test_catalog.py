@@ -73,7 +73,7 @@ def test_comments_stay_here_and_the_name_goes_along() -> None:
 def test_a_fragment_is_included() -> None:
     parsed = catalog.parse("-- name: a\nSELECT\n    -- include: notify_lanes\nFROM b", source="x")
 
-    assert parsed["a"].startswith("/* lineshaft a */ SELECT\npg_notify(lineshaft.channel(), ")
+    assert parsed["a"].startswith("/* lineshaft a */ SELECT\nCASE\n    WHEN current_setting(")
     assert parsed["a"].endswith("\nFROM b")
 
 

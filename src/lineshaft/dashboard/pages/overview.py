@@ -60,6 +60,7 @@ async def overview(visit: Visit) -> View:
             "needs": attention,
             "waiting": [reason for reason in waiting.reasons if reason.count],
             "words": WORDS,
+            "wakeups": visit.service.wakeups,
             "groups": groups,
         },
         topics=frozenset({EVERYTHING}),

@@ -252,6 +252,16 @@ class Events:
                 cursor = await self._read_window(connection, cursor, filters, items, limit)
         return EventPage(items, cursor.encode(), caught_up=fresh and cursor.until is None)
 
+    async def fixed(self, after: str) -> str:
+        """The same place, where reading gives the same events each time, up to those of now."""
+        cursor = Cursor.decode(after)
+        if cursor.until is not None:
+            return after
+        async with self._database.connection() as connection:
+            now = await fetch_value(connection, _SQL["read_now"], {})
+            await connection.execute(_SQL["settle"], {"since": str(cursor.since), "until": now})
+        return cursor.opened(now, None).encode()
+
     async def cursor_before_end(self, numbers: int) -> tuple[str, bool]:
         """A cursor for the events with the last so many numbers; and whether these are all."""
         async with self._database.connection() as connection:

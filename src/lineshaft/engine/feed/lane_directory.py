@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from lineshaft.engine.feed.wakeups import Waiter, Wakeups
+from lineshaft.engine.feed.redis_dispatch import RedisDispatch
+from lineshaft.engine.feed.waiter import Waiter
+from lineshaft.engine.feed.wakeups import Wakeups
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.rows import fetch_rows
@@ -48,14 +50,24 @@ class Interest:
 
 
 class LaneDirectory:
-    def __init__(self, database: Database, *, listen: bool = True) -> None:
-        """The caller opens and closes `wakeups`; see there for `listen`."""
+    def __init__(
+        self, database: Database, *, listen: bool = True, redis: RedisDispatch | None = None
+    ) -> None:
+        """The caller opens and closes `wakeups`; see there for `listen` and `redis`."""
         self._database = database
-        self.wakeups = Wakeups(database.dsn, listen=listen, on_unwanted=self._look_up)
+        self.wakeups = Wakeups(
+            database.dsn,
+            listen=listen,
+            on_unwanted=self._look_up,
+            on_listening=self._look_again,
+            redis=redis,
+        )
         self._interests: set[Interest] = set()
         self._known: set[int] = set()
         #: Lanes that are being looked up.
         self._unknown: set[int] = set()
+        #: Lanes may have been announced while this process didn't listen.
+        self._may_miss_some = False
         self._lookup: asyncio.Task[None] | None = None
 
     async def enter(self, interest: Interest) -> None:
@@ -86,14 +98,23 @@ class LaneDirectory:
         if lane in self._known:
             return
         self._unknown.add(lane)
+        self._start_lookup()
+
+    def _look_again(self) -> None:
+        if self._interests:
+            self._may_miss_some = True
+            self._start_lookup()
+
+    def _start_lookup(self) -> None:
         if self._lookup is None or self._lookup.done():
             self._lookup = asyncio.get_running_loop().create_task(self._learn())
 
     async def _learn(self) -> None:
         # If the database is unavailable, waiters poll.
         with contextlib.suppress(LineshaftError):
-            while unknown := self._unknown:
-                self._unknown = set()
+            while self._unknown or self._may_miss_some:
+                unknown, self._unknown = self._unknown, set()
+                self._may_miss_some = False
                 for lane in await self._lanes_of(self._interests):
                     for interest in self._interests:
                         interest.learn(lane)

@@ -12,6 +12,9 @@ long interval).
 
 **The database is the source of truth.** A wake-up is a hint, so waiters also poll: see `poll_interval`.
 
+**Redis** (`redis_dispatch.py`) wakes waiters too. A wake-up from there is the only one in the fleet, so it is
+passed on to other processes where one from a notification stays in this one.
+
 The connection is probed, because one that was cut off silently looks like an idle one. psycopg can't be
 cancelled quickly while it waits for an answer on such a connection (it contacts the server first), so the
 socket is shut down, which ends the call.
@@ -21,12 +24,25 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 
+from lineshaft.engine.feed.redis_dispatch import FOR_OTHERS, LISTENER, LISTENER_WITH_REDIS, RedisDispatch
+from lineshaft.engine.feed.waiter import Waiter
 from lineshaft.engine.postgres.session import connect_options, shut_down
+
+
+class Mode(StrEnum):
+    """How waiting agents learn of new tasks."""
+
+    REDIS = "redis"
+    NOTIFY = "notify"
+    POLLING = "polling"
+
 
 _CHANNEL = "SELECT lineshaft.channel()"
 
@@ -35,123 +51,6 @@ POLL_SUBSCRIBED = 30.0
 POLL_UNSUBSCRIBED = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-class Waiter:
-    """Waits for work in some lanes; None: in any. One asyncio task may wait at a time.
-
-    A `set` of lanes is not copied: its owner may add lanes to it.
-    """
-
-    def __init__(self, wakeups: "Wakeups", lanes: Collection[int] | None) -> None:
-        self._wakeups = wakeups
-        self._lanes: AbstractSet[int] | None = (
-            lanes if isinstance(lanes, set) or lanes is None else set(lanes)
-        )
-        self._future: asyncio.Future[bool] | None = None
-        #: Why it was woken, until it waits again: notifications about these lanes ...
-        self._woken_by: set[int] = set()
-        #: ... or other waiters with these lanes, which had polled and found more than they could take.
-        self._called_for: list[AbstractSet[int] | None] = []
-        self._heard = wakeups.calls
-        #: The number of notifications when it last began to look for work.
-        self.looked_at = wakeups.moves
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - a timeout is a result, not an error
-        """True: look for work. False: timed out, or closed."""
-        if self._future is not None:
-            raise RuntimeError("Two tasks wait with the same waiter. Use one waiter for each.")
-        self._woken_by = self._wakeups.take_remembered(self._lanes, self.looked_at)
-        self._called_for = []
-        missed_call = self._heard != self._wakeups.calls
-        self._heard = self._wakeups.calls
-        if self._woken_by or missed_call:
-            self.looked_at = self._wakeups.moves
-            return True
-        loop = asyncio.get_running_loop()
-        self._future = loop.create_future()
-        timer = None if timeout is None else loop.call_later(timeout, self._stop)
-        self._wakeups.enqueue(self)
-        try:
-            return await self._future
-        except asyncio.CancelledError:
-            self._return()
-            raise
-        finally:
-            self.looked_at = self._wakeups.moves
-            if timer is not None:
-                timer.cancel()
-            self._wakeups.dequeue(self)
-            self._future = None
-
-    def pass_on(self, lane: int | None = None) -> None:
-        """Wake another waiter, because a claim that returned a full batch may have left tasks behind.
-
-        None: for the lanes that woke this one. If it was polling, another waiter that shares a lane is woken.
-        """
-        if lane is not None:
-            self._wakeups.wake(lane)
-        elif self._woken_by or self._called_for:
-            self._return()
-        else:
-            self._wakeups.wake_like(self._lanes)
-
-    def settle(self) -> None:
-        """It has taken all there is for it: closing it passes nothing on."""
-        self._woken_by, self._called_for = set(), []
-
-    def decline(self) -> None:
-        """It has no room for more work: wake one that has not looked since; none is woken twice."""
-        lanes, self._woken_by = self._woken_by, set()
-        for lane in sorted(lanes):
-            self._wakeups.wake_other(lane, self.looked_at)
-
-    def close(self) -> None:
-        """Its wake-up goes to another waiter, unless it has waited again since."""
-        self._stop()
-        self._return()
-
-    def wants(self, lane: int) -> bool:
-        return self._lanes is None or lane in self._lanes
-
-    def offer(self, lane: int | None) -> bool:
-        """Wake it; `lane`: None is for all lanes. False: it is not waiting."""
-        if self._future is None or self._future.done():
-            return False
-        if lane is not None:
-            self._woken_by.add(lane)
-        self._heard = self._wakeups.calls
-        self._wakeups.dequeue(self)
-        self._future.set_result(True)
-        return True
-
-    def call(self, lanes: AbstractSet[int] | None) -> bool:
-        """Wake it if it waits for one of these lanes."""
-        shares = lanes is None or self._lanes is None or not lanes.isdisjoint(self._lanes)
-        if not (shares and self.offer(None)):
-            return False
-        self._called_for.append(lanes)
-        return True
-
-    def _stop(self) -> None:
-        # Leave the queue at once: a wake-up before its task runs must go to another waiter.
-        self._wakeups.dequeue(self)
-        if self._future is not None and not self._future.done():
-            self._future.set_result(False)
-
-    def _return(self) -> None:
-        lanes, self._woken_by = self._woken_by, set()
-        calls, self._called_for = self._called_for, []
-        for others in calls:
-            self._wakeups.wake_like(others)
-        for lane in sorted(lanes):
-            self._wakeups.wake(lane)
 
 
 class Wakeups:
@@ -167,13 +66,15 @@ class Wakeups:
         longest_pause: float = 5.0,
         listen: bool = True,
         on_unwanted: Callable[[int], None] = lambda _: None,
+        on_listening: Callable[[], None] = lambda: None,
+        redis: RedisDispatch | None = None,
     ) -> None:
         """`dsn` must be a direct connection: a pooler in transaction mode delivers no notifications.
 
         Behind a pooler, don't `listen`: a connection without notifications looks like an idle one. A lost
         connection is detected after at most `probe_interval` plus `answer_timeout`. The pauses are those
         between attempts to reconnect. `on_unwanted` is called with each lane that has work but no waiter
-        here.
+        here, `on_listening` when notifications may have been missed before. `redis` wakes waiters too.
         """
         self._dsn = dsn
         self._listen = listen
@@ -193,6 +94,12 @@ class Wakeups:
         #: Lanes declined while there was no other waiter, for one that began to look before this move.
         self._declined: dict[int, int] = {}
         self._on_unwanted = on_unwanted
+        self._on_listening = on_listening
+        self._redis = redis
+        #: Set while there are waiters.
+        self._waited_for = asyncio.Event()
+        self.mode = Mode.POLLING
+        self.mode_since = datetime.now(UTC)
         #: How often all waiters were woken.
         self.calls = 0
         #: The number of notifications about lanes.
@@ -202,6 +109,8 @@ class Wakeups:
         """Returns after the first attempt to connect. If it failed, more follow while waiters poll."""
         if not self._listen:
             return
+        if self._redis is not None:
+            self._redis.attach(self)
         self._task = asyncio.create_task(self._run(), name="lineshaft wake-ups")
         tried = asyncio.create_task(self._tried.wait())
         try:
@@ -240,7 +149,14 @@ class Wakeups:
 
     @property
     def poll_interval(self) -> float:
-        return POLL_SUBSCRIBED if self.healthy else POLL_UNSUBSCRIBED
+        """While Redis is away, others may still push to it, if only this process can't reach it."""
+        hears_all = self.healthy and (self._redis is None or self._redis.is_up)
+        return POLL_SUBSCRIBED if hears_all else POLL_UNSUBSCRIBED
+
+    @property
+    def wakes_at_once(self) -> bool:
+        """Whether new tasks wake waiters; otherwise they poll."""
+        return self.mode is not Mode.POLLING
 
     async def wait_until(self, *, healthy: bool) -> None:
         await (self._up if healthy else self._down).wait()
@@ -262,13 +178,26 @@ class Wakeups:
         self._remembered.add(lane)
         self._on_unwanted(lane)
 
-    def wake_other(self, lane: int, moves: int) -> None:
-        """Wake one that began to look before this many notifications."""
+    def hand_on(self, lane: int) -> None:
+        """A wake-up that one waiter couldn't use, or not alone: wake another one, here or elsewhere."""
+        for waiter in self._queue:
+            if waiter.wants(lane) and waiter.offer(lane):
+                return
+        if self._redis is None or not self._redis.hand_on(lane):
+            self._remembered.add(lane)
+
+    def wake_other(self, lane: int, moves: int, passed: int | None = None) -> None:
+        """Wake one that began to look before this many notifications.
+
+        `passed`: it came from Redis, and so many processes had it before; None: all processes have it.
+        """
         for waiter in self._queue:
             if waiter.looked_at < moves and waiter.wants(lane) and waiter.offer(lane):
                 return
         # One that is looking now may have begun too early to see it.
         self._declined[lane] = moves
+        if passed is not None and self._redis is not None:
+            self._redis.hand_on(lane, passed + 1)
 
     def wake_like(self, lanes: AbstractSet[int] | None) -> None:
         """Wake one that shares a lane. If there is none, the next waiter looks for work before it waits."""
@@ -288,9 +217,34 @@ class Wakeups:
 
     def enqueue(self, waiter: Waiter) -> None:
         self._queue[waiter] = None
+        self._waited_for.set()
+        if self._redis is not None:
+            self._redis.wants(waiter.lanes)
 
     def dequeue(self, waiter: Waiter) -> None:
         self._queue.pop(waiter, None)
+        if not self._queue:
+            self._waited_for.clear()
+
+    # For Redis.
+
+    def lanes(self) -> set[int]:
+        """The lanes that waiters wait for."""
+        return set().union(*(waiter.lanes for waiter in self._queue))
+
+    async def someone_waits(self) -> None:
+        await self._waited_for.wait()
+
+    def wake_popped(self, lane: int, passed: int) -> bool:
+        """Wake one waiter with a wake-up that no other process has. False: none waits for this lane."""
+        self.moves += 1
+        return any(waiter.wants(lane) and waiter.offer(lane, passed) for waiter in self._queue)
+
+    def redis_changed(self) -> None:
+        self._note_mode()
+        if self._redis is not None and not self._redis.is_up:
+            # They would sleep for the long interval.
+            self.wake_all()
 
     def wake_all(self) -> None:
         self.calls += 1
@@ -298,6 +252,9 @@ class Wakeups:
             waiter.offer(None)
 
     def _hear(self, payload: str) -> None:
+        if payload.startswith(FOR_OTHERS) and self._redis is not None and self._redis.is_up:
+            # Redis has woken one waiter of the fleet.
+            return
         try:
             lanes = [int(lane) for lane in payload.split(",")]
         except ValueError:
@@ -325,7 +282,7 @@ class Wakeups:
                 connection = await AsyncConnection.connect(
                     self._dsn,
                     autocommit=True,
-                    application_name="lineshaft wake-ups",
+                    application_name=LISTENER if self._redis is None else LISTENER_WITH_REDIS,
                     **connect_options(self._dsn),
                 )
             found = await (await self._execute(connection, _CHANNEL)).fetchone()
@@ -373,4 +330,15 @@ class Wakeups:
         now, before = (self._up, self._down) if healthy else (self._down, self._up)
         now.set()
         before.clear()
+        self._note_mode()
+        if healthy:
+            self._on_listening()
         self.wake_all()
+
+    def _note_mode(self) -> None:
+        if self._redis is not None and self._redis.is_up:
+            mode = Mode.REDIS
+        else:
+            mode = Mode.NOTIFY if self.healthy else Mode.POLLING
+        if mode != self.mode:
+            self.mode, self.mode_since = mode, datetime.now(UTC)

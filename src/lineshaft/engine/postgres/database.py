@@ -21,6 +21,7 @@ from lineshaft.clock import Clock, DatabaseClock
 from lineshaft.engine.caller import caller
 from lineshaft.engine.postgres.driver_log import POOL_NAME, OwnConnection
 from lineshaft.engine.postgres.dsn import checked_dsn
+from lineshaft.engine.postgres.lane_reports import LaneReports, ReportingConnection
 from lineshaft.engine.postgres.pool import TAKE_WITHIN_SEC, Pool, PooledConnection
 from lineshaft.engine.postgres.session import (
     IDLE_IN_TRANSACTION_SEC,
@@ -82,7 +83,7 @@ class _RawJsonbBinary(Loader):
         return bytes(data)[1:]  # the first byte is jsonb's version
 
 
-class _Connection(AsyncConnection[Any], OwnConnection):
+class _Connection(ReportingConnection, OwnConnection):
     """A connection whose calls can be cancelled."""
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
@@ -108,12 +109,15 @@ class Database:
         prepare: bool = True,
         idle_in_transaction_sec: float = IDLE_IN_TRANSACTION_SEC,
         fail_within_sec: float = FAIL_WITHIN_SEC,
+        reports: LaneReports | None = None,
     ) -> None:
         """`prepare=False` is for a pooler in transaction mode that doesn't support prepared statements.
 
         `keep_connections` are open at all times. `fail_within_sec` is the limit of calls that `fails_soon`.
+        `reports` gets the lanes with new tasks, if it is active.
         """
         self.dsn = dsn
+        self._reports = reports
         self._fail_within_sec = fail_within_sec
         #: A connection in use for longer than this is considered dead, and shut down. None: no limit.
         self.answer_within_sec: float | None = ANSWER_WITHIN_SEC
@@ -208,9 +212,14 @@ class Database:
         reads = who.only_reads
         pool = self._read_pool if reads else self._pool
         if not (reads or who.fails_soon):
-            return PooledConnection(pool, self._in_use, self.answer_within_sec)
+            return PooledConnection(pool, self._in_use, self.answer_within_sec, reports=self._reports)
         within_sec = min(self._fail_within_sec, self.answer_within_sec or self._fail_within_sec)
-        return PooledConnection(pool, self._in_use, within_sec, take_within_sec=within_sec, check=reads)
+        return PooledConnection(
+            *(pool, self._in_use, within_sec),
+            take_within_sec=within_sec,
+            check=reads,
+            reports=None if reads else self._reports,
+        )
 
     def hang_up(self) -> None:
         """Shut down all connections in use: pending calls fail with `UnavailableError`."""

@@ -1,8 +1,14 @@
 -- Expressions that several statements contain. A statement includes one with a line `-- include: NAME`.
 
 -- fragment: notify_lanes
--- Wakes processes that wait for work of these lanes: aggregates the column `lane_id`. A notification is at most 8,000 bytes long.
-pg_notify(lineshaft.channel(), CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END)
+-- Wakes processes that wait for work of these lanes: aggregates the column `lane_id`. A notification is at most 8,000 bytes long. A session
+-- of a process with Redis gets the lanes instead, and pushes them to Redis after the commit.
+CASE
+    WHEN current_setting('lineshaft.wakeups', true) = 'redis' THEN lineshaft.report_lanes_1(array_agg(lane_id))
+    ELSE pg_notify(
+        lineshaft.channel(), CASE WHEN count(DISTINCT lane_id) < 700 THEN string_agg(DISTINCT lane_id::text, ',') ELSE '*' END
+    )
+END
 
 -- fragment: lock_day
 -- With a daily budget all that reserve of it take turns: two at once would both find its last dollar.

@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from lineshaft.engine.postgres.lane_reports import LaneReports
 from lineshaft.engine.postgres.migrate import OWNER_NEEDED
 from lineshaft.engine.postgres.session import shut_down
 from lineshaft.errors import DatabaseError, InvalidInputError, UnavailableError
@@ -113,6 +114,7 @@ class PooledConnection:
         "_in_use",
         "_is_late",
         "_pool",
+        "_reports",
         "_take_within_sec",
         "_timer",
     )
@@ -125,6 +127,7 @@ class PooledConnection:
         *,
         take_within_sec: float = TAKE_WITHIN_SEC,
         check: bool = False,
+        reports: LaneReports | None = None,
     ) -> None:
         """A connection in use for longer than `answer_within_sec` is considered dead, and shut down.
 
@@ -139,6 +142,7 @@ class PooledConnection:
         self._take_within_sec = take_within_sec
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
+        self._reports = reports
 
     async def __aenter__(self) -> AsyncConnection[Any]:
         self._cancellations = _cancellations()
@@ -164,6 +168,12 @@ class PooledConnection:
         if self._answer_within_sec is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._answer_within_sec, self._give_up)
+        if self._reports is not None:
+            try:
+                await self._reports.prepare(connection)
+            except BaseException as error:
+                await self.__aexit__(type(error), error, error.__traceback__)
+                raise
         return connection
 
     def _give_up(self) -> None:
@@ -188,6 +198,8 @@ class PooledConnection:
                 with contextlib.suppress(psycopg.Error):
                     await connection.rollback()
         finally:
+            if self._reports is not None:
+                self._reports.collect(connection)
             await self._pool.give_back(connection)
         if hides_cancellation:
             raise asyncio.CancelledError from error

@@ -578,6 +578,15 @@ CREATE TABLE lineshaft.step (
     CONSTRAINT step_pkey PRIMARY KEY (task_id, name)
 );
 
+-- How far the events are published to streams of Redis.
+CREATE TABLE lineshaft.stream (
+    name text NOT NULL,
+    cursor text NOT NULL,
+    seq bigint NOT NULL DEFAULT 0,
+    published_at timestamp with time zone,
+    CONSTRAINT stream_pkey PRIMARY KEY (name)
+);
+
 -- Totals of events, updated when metrics are read.
 CREATE TABLE lineshaft.tally (
     value numeric NOT NULL,
@@ -900,6 +909,7 @@ FUNCTION lineshaft.raise_paths_1(text[],smallint[],timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)

@@ -4,6 +4,7 @@ The janitor deletes lanes that have not been used for an hour, so a cached numbe
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.database import Connection, Database
+from lineshaft.engine.postgres.lane_reports import MOST_WAKES
 from lineshaft.engine.postgres.literals import array_literal
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
 from lineshaft.errors import RateLimitedError
@@ -22,8 +24,6 @@ from lineshaft.types.work import Spent
 MAX_LANES = 2_000
 #: For each of those, so many lanes may be in use at all: tasks that wait may all become READY at once.
 _EXISTING_FOR_EACH = 5
-#: A notification has at most 8,000 bytes; with more lanes than this, it names all lanes.
-_MOST_NAMED = 700
 _MOST_CACHED = 10_000
 #: How long a lane is cached. The janitor waits much longer (lane_removal.py) before it deletes one.
 CACHED_SEC = 600.0
@@ -34,14 +34,11 @@ _SQL = catalog.load(__name__)
 
 
 async def wake_lanes(connection: Connection, lane_ids: Iterable[int]) -> None:
-    """Notify agents that wait for these lanes, when the transaction commits."""
-    if payload := wakeup_payload(lane_ids):
-        await connection.execute(_SQL["wake_lanes"], {"lanes": payload})
-
-
-def wakeup_payload(lane_ids: Iterable[int]) -> str:
-    ids = sorted(set(lane_ids))
-    return ",".join(map(str, ids)) if len(ids) < _MOST_NAMED else "*"
+    """Wake agents that wait for these lanes, one for each task, when the transaction commits."""
+    tasks = Counter(lane_ids)
+    lanes = [lane for lane, number in sorted(tasks.items()) for _ in range(min(number, MOST_WAKES))]
+    if lanes:
+        await connection.execute(_SQL["wake_lanes"], {"lanes": lanes})
 
 
 class KnownLane(NamedTuple):

@@ -60,4 +60,6 @@ SELECT
     (SELECT count(*) FROM (SELECT FROM lineshaft.lane WHERE retired_at IS NULL LIMIT %(most)s::integer) AS counted) AS unretired
 
 -- name: wake_lanes
-SELECT pg_notify(lineshaft.channel(), %(lanes)s::text)
+SELECT
+    -- include: notify_lanes
+FROM unnest(%(lanes)s::integer[]) AS claimable (lane_id) HAVING count(*) > 0

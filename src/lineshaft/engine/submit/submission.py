@@ -137,7 +137,7 @@ class Submission:
             ((lane_id, _),) = lanes.values()
             await uniform.write(connection, lane_id, clock.now, clock.generation)
             if uniform.row.run_at is None or uniform.row.run_at <= clock.now:
-                await wake_lanes(connection, [lane_id])
+                await wake_lanes(connection, [lane_id] * len(tasks))
             return [Submitted(task_id) for task_id in uniform.ids], lanes
 
         return await self._run(write, len(tasks), None)

@@ -171,5 +171,8 @@ logged AS (
         %(id)s::text
     )
 )
-SELECT pg_notify(lineshaft.channel(), %(lane_id)s::integer::text)
+SELECT CASE
+    WHEN current_setting('lineshaft.wakeups', true) = 'redis' THEN lineshaft.report_lanes_1(ARRAY[%(lane_id)s::integer])
+    ELSE pg_notify(lineshaft.channel(), %(lane_id)s::integer::text)
+END
 WHERE (%(run_at)s::timestamptz > coalesce(%(now)s::timestamptz, now())) IS NOT TRUE

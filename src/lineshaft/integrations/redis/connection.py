@@ -1,16 +1,20 @@
 """Connections to Redis or Valkey: calls have deadlines, and no error, log line or repr has the password."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from lineshaft.errors import SettingsError, UnavailableError
+from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
-    import redis
     import redis.asyncio
+
+    import redis
 
 #: The longest that one answer may take.
 TIMEOUT_SEC = 0.5
@@ -26,8 +30,12 @@ class RedisServer:
     def __init__(self, url: str, *, timeout_sec: float = TIMEOUT_SEC) -> None:
         """`url` as `LINESHAFT_REDIS_URL` allows it (`settings.py`)."""
         self._url = url
-        self._timeout_sec = timeout_sec
-        self._library()
+        self.timeout_sec = timeout_sec
+        # Found, not imported: a command that ends soon doesn't wait for it.
+        if find_spec("redis") is None:
+            raise SettingsError(
+                "LINESHAFT_REDIS_URL needs the client of Redis: pip install 'lineshaft[redis]'."
+            )
 
     def __repr__(self) -> str:
         return f"RedisServer({self.place})"
@@ -61,17 +69,24 @@ class RedisServer:
         self, name: str, *, read_timeout_sec: float | None = None, max_connections: int = 8
     ) -> "redis.Redis":
         """As `connect`, for threads; close it with `close()`."""
-        library = self._library()
+        library: Any = import_module("redis")
         pool = library.BlockingConnectionPool.from_url(
             self._url, **self._options(name, read_timeout_sec, max_connections, "redis.retry")
         )
         client: redis.Redis = library.Redis.from_pool(pool)
         return client
 
+    @contextlib.asynccontextmanager
+    async def answering(self, within_sec: float | None = None) -> AsyncIterator[None]:
+        """As `reporting`, for calls that together end soon; None: within the time of one answer."""
+        with self.reporting():
+            async with asyncio.timeout(within_sec or self.timeout_sec):
+                yield
+
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
         """Errors of the client become RedisUnavailableError, which says what to do."""
-        library = self._library()
+        library: Any = import_module("redis")
         try:
             yield
         except library.AuthenticationError:
@@ -82,17 +97,17 @@ class RedisServer:
             raise RedisUnavailableError(f"Redis at {self.place}: {_reason(error)}.") from None
         except (OSError, TimeoutError) as error:
             raise RedisUnavailableError(
-                f"Redis at {self.place} doesn't answer: {str(error) or type(error).__name__}."
+                f"Redis at {self.place} doesn't answer: {str(error) or 'no answer in time'}."
             ) from None
 
     def _options(
         self, name: str, read_timeout_sec: float | None, connections: int, retry: str
     ) -> dict[str, Any]:
         return {
-            "socket_connect_timeout": self._timeout_sec,
-            "socket_timeout": self._timeout_sec if read_timeout_sec is None else read_timeout_sec,
+            "socket_connect_timeout": self.timeout_sec,
+            "socket_timeout": self.timeout_sec if read_timeout_sec is None else read_timeout_sec,
             # For a connection of the pool.
-            "timeout": self._timeout_sec,
+            "timeout": self.timeout_sec,
             "max_connections": connections,
             "client_name": name,
             # The client's default repeats calls for seconds.
@@ -102,14 +117,10 @@ class RedisServer:
             "driver_info": None,
         }
 
-    @staticmethod
-    def _library() -> Any:
-        try:
-            return import_module("redis")
-        except ImportError:
-            raise SettingsError(
-                "LINESHAFT_REDIS_URL needs the client of Redis: pip install 'lineshaft[redis]'."
-            ) from None
+
+def dispatch_server(settings: Settings) -> RedisServer | None:
+    """The one that carries wake-ups. Behind a pooler in transaction mode none does: sessions must last."""
+    return RedisServer(settings.redis_url) if settings.redis_url and settings.sessions else None
 
 
 def _reason(error: Exception) -> str:

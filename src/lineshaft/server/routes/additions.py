@@ -72,4 +72,5 @@ async def create_token(call: Call, request: tokens.CreateToken) -> NewToken:
 @serves(health.ready)
 async def ready(call: Call, request: Nothing) -> Readiness:  # noqa: ARG001 - it has no fields
     await call.service.check_database()
-    return Readiness("ready", "ok", call.service.wakeups.healthy)
+    wakeups = call.service.wakeups
+    return Readiness("ready", "ok", wakeups.wakes_at_once, wakeups.mode, wakeups.mode_since)

@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from lineshaft.engine.feed.wakeups import Mode, Wakeups
 from lineshaft.engine.metrics import Metrics
 from lineshaft.model.states import ENDED
 from lineshaft.operations.operation import operation
@@ -22,9 +23,25 @@ Samples = Iterable[tuple[Mapping[str, str], Any]]
 
 @operation("GET /metrics", Scope.READ, response={200: "text/plain"})
 async def metrics(call: Call, request: Nothing) -> Response:  # noqa: ARG001 - it has no fields
-    """Metrics for Prometheus. Totals are of the whole database: every server returns the same."""
+    """Metrics for Prometheus: of the whole database, but for `wakeup_mode…`, which is of this server."""
     found = await call.service.metrics.read()
-    return Response("".join(_lines(found)), media_type=MEDIA_TYPE)
+    lines = [*_lines(found), *_wakeup_lines(call.service.wakeups)]
+    return Response("".join(lines), media_type=MEDIA_TYPE)
+
+
+def _wakeup_lines(wakeups: Wakeups) -> Iterable[str]:
+    yield from _metric(
+        "wakeup_mode",
+        "gauge",
+        "How this server's waiting agents learn of new tasks: 1 for the present way.",
+        (({"mode": str(mode)}, int(mode is wakeups.mode)) for mode in Mode),
+    )
+    yield from _metric(
+        "wakeup_mode_since_seconds",
+        "gauge",
+        "Since when, in seconds since 1970.",
+        [({}, wakeups.mode_since.timestamp())],
+    )
 
 
 def _lines(found: Metrics) -> Iterable[str]:
