@@ -55,12 +55,13 @@ from lineshaft.engine.transition.spawn import Spawn
 from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.engine.transition.waits import Waits
 from lineshaft.engine.work import Work
 from lineshaft.model.tasks import TaskRules
 
 
 class Engine:
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a statement for each part
         self,
         dsn: str,
         *,
@@ -149,10 +150,13 @@ class Engine:
             undelivered=self.undelivered,
             types=self.task_types,
         )
+        self.claim_key = ClaimKey(self.database)
+        self.waits = Waits(transitions, lanes, steps, self.claim_key)
         self.work = Work(
             self.database,
             start=Starts(transitions),
             steps=steps,
+            waits=self.waits,
             spawn=Spawn(transitions, lanes, steps, self.dependencies, self.submission),
             complete=Completions(transitions, acceptance, fail, self.gates),
             fail=fail,
@@ -160,7 +164,6 @@ class Engine:
             cancel=self.cancel,
             claims=self.claims,
         )
-        self.claim_key = ClaimKey(self.database)
         self.fleet = Fleet(self.database, fail, self.task_types)
 
         # People.

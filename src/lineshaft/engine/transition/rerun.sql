@@ -30,13 +30,16 @@ member AS MATERIALIZED (
     JOIN lineshaft.task_live AS live ON live.id = dependent.task_id
 )
 SELECT member.id,
-    -- It has begun with the outputs of others, and waits for its own children now.
+    -- It has begun with the outputs of others, and waits for its own children, sleeps, or waits for a signal.
     coalesce(live.status = 'PENDING' AND NOT live.is_batch, false)
-        AND EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = member.id AND edge.kind = 'ended' AND NOT edge.satisfied)
+        AND (
+            EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = member.id AND edge.kind = 'ended' AND NOT edge.satisfied)
+            OR EXISTS (SELECT FROM lineshaft.wait WHERE wait.task_id = member.id AND wait.epoch = live.epoch)
+        )
         AND EXISTS (
             SELECT FROM lineshaft.edge
             WHERE edge.task_id = member.id AND edge.kind = 'success' AND edge.depends_on = ANY (ARRAY(SELECT other.id FROM member AS other))
-        ) AS awaits_children
+        ) AS is_suspended
 FROM member
 LEFT JOIN lineshaft.task_live AS live ON live.id = member.id
 
