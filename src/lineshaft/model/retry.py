@@ -9,8 +9,9 @@ n, the number of failures so far. A preset fills in what the caller left out.
   maximum the limit is a year, which keeps every timestamp within the range of the database.
 - Some categories of failure are never retried: invalid input stays invalid, a spent budget stays spent, a
   cancelled task isn't wanted any more, and a recorded step stays recorded, as does a wait that timed out.
-  `no_retry_on` adds to them and wins over `retry_on`. A category in neither list is retried like a crash, unless the caller set `retry_on`:
-  then that list is complete. An `error` in neither list is treated as a crash in any case.
+  `no_retry_on` adds to them and wins over `retry_on`. A category in neither list is retried like a crash,
+  unless the caller set `retry_on`: then that list is complete. An `error` in neither list is treated as a
+  crash in any case.
 - A poison pill is a task that failed three times with at least two agents: the cause is the task, not an
   agent. The flag is computed first, so that it is correct for every reason a task ends. Failures without a
   known agent (an expired claim) don't count; neither does a step mismatch, whose cause is a deployment.

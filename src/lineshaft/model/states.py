@@ -31,7 +31,7 @@ class Status(OpenEnum):
 
     #: Accepted, not yet part of a DAG. Exists only within the submitting transaction.
     CREATED = "CREATED"
-    #: Waits for dependencies, for spawned children, for its time (`run_at`, a snooze, a sleep), or for a signal.
+    #: Waits for dependencies, for children, for a signal, or for its time (`run_at`, a snooze, a sleep).
     PENDING = "PENDING"
     #: Can be claimed by any agent with the required capabilities and enough budget.
     READY = "READY"

@@ -160,7 +160,9 @@ class Rerun:
                 # Nothing of the batch is running now, and the task above may need its lock.
                 effects.release_batch_lock(task)
         numbers = [open_edges[name] for name in blocked]
-        await connection.execute(_SQL["block_waiting"], {"ids": blocked, "open": numbers})
+        await connection.execute(
+            _SQL["block_waiting"], {**self._transitions.now, "ids": blocked, "open": numbers}
+        )
         await self._transitions.write(connection, effects)
         # What they have spawned was for an output that is replaced.
         children = await self._locks.children(connection, list(scope.running))
