@@ -203,11 +203,15 @@ def other_arguments(name: str, task_id: str) -> Fail:
 
 
 def advice(name: str, task_id: str) -> str:
-    """What to do about a recorded step."""
+    """What to do about a recorded step that doesn't fit."""
+    again = retry_without(name, task_id)
+    return f"To run it again, {again} To use the recorded result, deploy code that fits it, and retry."
+
+
+def retry_without(name: str, task_id: str) -> str:
     return (
-        "To run it again, retry the dead letter without the recorded result: lineshaft dlq resolve "
-        f"{task_id} --resolution retry --forget-step {shlex.quote(name)}. To use the recorded result, deploy "
-        "code that fits it, and retry."
+        f"retry the dead letter without the recorded result: lineshaft dlq resolve {task_id} --resolution "
+        f"retry --forget-step {shlex.quote(name)}."
     )
 
 

@@ -77,7 +77,7 @@ class DurableWaits:
             at = "" if end.until is None else f" by {end.until:%Y-%m-%dT%H:%M:%SZ}"
             raise SignalTimeout(
                 f"No signal came{at}, and step {name!r} has recorded that. "
-                f"{steps.advice(name, self._writes.claim.id)}"
+                f"To wait again, {steps.retry_without(name, self._writes.claim.id)}"
             )
         return end.signal.data
 

@@ -296,14 +296,17 @@ async def retry_matching(engine: Engine, request: RetryMatching) -> t.MatchedTas
     return await engine.matching.retry(request.filter, dry_run=request.dry_run)
 
 
-class SendSignal(Request, frozen=True, kw_only=True):
-    id: str
-    name: Name
+class SignalBody(Request, frozen=True, kw_only=True):
     #: At most 64 KiB of JSON.
     data: Raw = field(default_factory=null)
     idempotency_key: Name | None = None
     #: That of the task's parent, whose holder may send signals too.
     claim_token: str | None = None
+
+
+class SendSignal(SignalBody, frozen=True, kw_only=True):
+    id: str
+    name: Name
 
     @property
     def signal(self) -> NewSignal:
