@@ -35,7 +35,7 @@ LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
 LEFT JOIN lineshaft.instance
     ON instance.agent_id = coalesce(live.agent_id, ended.agent_id)
     AND instance.incarnation = coalesce(live.incarnation, ended.incarnation)
-LEFT JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch AND live.status = 'PENDING'
+LEFT JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch AND live.status = 'PENDING' AND live.due_at IS NOT NULL
 LEFT JOIN lineshaft.lane ON lane.id = live.lane_id
 LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
 LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id

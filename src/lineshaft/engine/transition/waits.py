@@ -24,7 +24,7 @@ from lineshaft.engine.live.task_locks import HELD, LockedTask
 from lineshaft.engine.live.waking import wake_ready
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.rows import fetch_row, fetch_rows, fetch_value
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
 from lineshaft.engine.submit.lanes import Lanes
 from lineshaft.engine.transition.effects import log_events
 from lineshaft.engine.transition.rows import NewEvent
@@ -257,6 +257,12 @@ class Waits:
         if is_ready:
             await wake_ready(connection, [task_id])
         return sent
+
+    async def awaited(self, task_id: str) -> str | None:
+        """The signal that a task waits for now."""
+        async with self._database.connection() as connection:
+            found = await fetch_column(connection, _SQL["awaited_signal"], {"id": task_id})
+        return found[0] if found else None
 
     async def signals(self, task_id: str) -> list[TaskSignal]:
         """The newest signals of a task, for people."""

@@ -66,6 +66,12 @@ WHERE live.id = %(id)s::text AND live.status = 'PENDING' AND live.due_at IS NOT 
   AND lane.id = live.lane_id
 RETURNING live.status::text AS status
 
+-- name: awaited_signal
+SELECT wait.signal
+FROM lineshaft.task_live AS live
+JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch
+WHERE live.id = %(id)s::text AND live.status = 'PENDING' AND live.due_at IS NOT NULL
+
 -- name: list_signals
 -- The newest.
 SELECT id, name, at, received_at, sender FROM lineshaft.signal WHERE task_id = %(id)s::text ORDER BY no DESC LIMIT %(limit)s::integer
