@@ -144,7 +144,7 @@ async def test_a_timeout_is_an_exception_that_stays(shaft: Lineshaft, dsn: str) 
     assert f"dlq resolve {task.id} --resolution retry --forget-step approved" in messages[0]
 
 
-async def test_a_timeout_that_nobody_catches_is_not_retried(shaft: Lineshaft) -> None:
+async def test_a_timeout_without_a_handler_is_not_retried(shaft: Lineshaft) -> None:
     """The next attempt would find the same. It counts neither against the type nor as a poison pill."""
     agent = Agent("a")
 

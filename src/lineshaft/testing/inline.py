@@ -198,7 +198,7 @@ class _Memory:
             self.signals.remove(found)
         elif until is None:
             raise LineshaftError(
-                f"The handler waits for the signal {new.signal!r} without a timeout, and nobody sent it. "
+                f"The handler waits for the signal {new.signal!r} without a timeout, and it wasn't sent. "
                 f"Call bench.signal({new.signal!r}, DATA) before bench.run."
             )
         # As the first run of a queue's handler gets it.

@@ -552,7 +552,7 @@ class LeftBehind(Struct, frozen=True):
     #: They failed, or were rate limited.
     retrying: int
     retry_sec: float | None
-    #: They were snoozed, or submitted for later.
+    #: They were snoozed, sleep, or were submitted for later.
     scheduled: int
     scheduled_sec: float | None
     held: int
@@ -561,3 +561,5 @@ class LeftBehind(Struct, frozen=True):
     #: They wait for money, a breaker, a document lock or another agent; with the oldest of them.
     ready: int = 0
     ready_id: str | None = None
+    #: They wait for a signal.
+    waiting: int = 0

@@ -441,7 +441,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.tasks[name].status, self.tasks[name].attempts, self.tasks[name].waits = "PENDING", 0, 0
         for name in names:
             task = self.tasks[name]
-            # It begins anew.
+            # It begins again.
             task.wait = None
             task.needs = {other for other in task.upstream if self.tasks[other].status != "COMPLETED"}
             task.awaits = {other for other in task.children if self.tasks[other].status in LIVE}

@@ -306,7 +306,7 @@ async def test_a_suspended_task_expires_at_its_deadline(world: World) -> None:
     assert world.status(task_id) == "CANCELLED"
 
 
-async def test_a_wait_begins_anew_when_its_task_is_revived(world: World) -> None:
+async def test_a_wait_begins_again_when_its_task_is_revived(world: World) -> None:
     """Signals that weren't received are kept, as recorded steps are; `forget_steps` forgets both."""
     task_id = await world.one()
     task = await world.take()

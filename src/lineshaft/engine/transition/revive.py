@@ -160,7 +160,7 @@ class Revive:
                     "changed."
                 )
         await self._retake_keys(connection, wanted, review.verb)
-        # A wait that it was in begins anew.
+        # A wait that it was in begins again.
         await forget_waits(connection, list(tasks), self._database.now)
         lanes = await self._lanes.find(connection, [task.lane for task in wanted])
         owners = await self._lock_owners(connection, tasks)

@@ -272,7 +272,7 @@ class Waits:
 
 
 async def forget_waits(connection: Connection, ids: Sequence[str], now: dict[str, Any]) -> None:
-    """Delete the waits of tasks, which are locked: the next one of the same name begins anew."""
+    """Delete the waits of tasks, which are locked: the next one of the same name begins again."""
     await connection.execute(_SQL["forget_waits"], {**now, "ids": list(ids)})
 
 
