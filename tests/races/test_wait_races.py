@@ -118,5 +118,5 @@ async def test_two_calls_of_one_suspension(
 
     ends = [result.unwrap() for result in results]
     assert [end.signal.id for end in ends if end is not None and end.signal is not None] == [
-        ends[0].signal.id  # type: ignore[union-attr]
+        ends[0].signal.id
     ] * 2

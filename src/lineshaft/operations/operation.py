@@ -90,7 +90,7 @@ class Operation(Struct, Generic[Req, Res], frozen=True, kw_only=True, dict=True,
         if response is None:
             return 204
         if len(self.documented) == 1:
-            return next(iter(self.documented))
+            return int(next(iter(self.documented)))
         created = self.created(response) if callable(self.created) else self.created
         return 201 if created else 200
 
