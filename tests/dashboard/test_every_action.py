@@ -181,8 +181,8 @@ async def change_a_task(desk: Desk) -> None:
 
 @drives("/tasks/{id}/signal")
 async def send_the_signal_that_a_task_waits_for(desk: Desk) -> None:
-    task = await desk.task("sign", "Sign the order")
-    (claim,) = await desk.hold("sign")
+    task = await desk.task("countersign", "Sign the order")
+    (claim,) = await desk.hold("countersign")
     await desk.shaft.backend.suspend(NewSuspension(claim, "signed", "approved"))
     await desk.tab.open(f"/tasks/{task.id}")
     await expect(desk.page.locator(".why")).to_contain_text("Waits for the signal 'approved'")
