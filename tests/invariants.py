@@ -278,6 +278,36 @@ RULES: dict[str, LiteralString] = {
             WHERE dead_letter.task_id = ended.id AND dead_letter.epoch = ended.epoch
         )
     """,
+    "a wait is not recorded yet": """
+        SELECT wait.task_id, wait.name FROM lineshaft.wait
+        JOIN lineshaft.step ON step.task_id = wait.task_id AND step.name = wait.name
+    """,
+    "waits and signals belong to tasks": """
+        SELECT task_id, name FROM lineshaft.wait
+        WHERE NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = wait.task_id)
+        UNION ALL
+        SELECT task_id, name FROM lineshaft.signal
+        WHERE NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = signal.task_id)
+    """,
+    "a task that sleeps or waits for a signal is due at the end of its wait": """
+        SELECT live.id, live.due_at, wait.until FROM lineshaft.task_live AS live
+        JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch
+        WHERE live.status = 'PENDING' AND live.blocked = 0
+          AND (live.due_at IS NULL OR abs(extract(epoch FROM live.due_at - wait.until)) > 0.001)
+    """,
+    "no task waits for a signal that has come": """
+        SELECT live.id, wait.name FROM lineshaft.task_live AS live
+        JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch
+        JOIN lineshaft.signal ON signal.task_id = live.id AND signal.name = wait.signal
+        WHERE live.status = 'PENDING' AND live.due_at IS NOT NULL AND signal.received_at IS NULL
+    """,
+    "a signal is received once, and then without its data": """
+        SELECT task_id, id FROM lineshaft.signal WHERE received_at IS NOT NULL AND data IS NOT NULL
+        UNION ALL
+        SELECT step.task_id, step.data->'signal'->>'id' FROM lineshaft.step
+        WHERE step.data->'signal'->>'id' IS NOT NULL
+        GROUP BY 1, 2 HAVING count(*) > 1
+    """,
     "every task was created once": """
         SELECT task.id FROM lineshaft.task
         WHERE 1 <> (SELECT count(*) FROM lineshaft.events WHERE task_id = task.id AND kind = 'task.created')

@@ -257,7 +257,7 @@ class World(Actions):
             table: self.connection.execute(
                 sql.SQL("SELECT t.*::text FROM lineshaft.{} AS t ORDER BY 1").format(sql.Identifier(table))
             ).fetchall()
-            for table in (*tables, "step", "checkpoint")
+            for table in (*tables, "step", "checkpoint", "wait", "signal")
         }
 
     def age(self, **delta: float) -> None:

@@ -574,3 +574,18 @@ def test_a_misspelt_command_gets_a_suggestion(cli: Cli, arguments: tuple[str, ..
     said = cli(*arguments)
 
     assert (said.code, hint in said.err) == (2, True), said.err
+
+
+def test_a_signal_is_sent(cli: Cli, dsn: str) -> None:
+    task_id = cli("submit", "x", "--json").json["id"]
+
+    sent = cli("task", "signal", task_id, "approved", "--data", '{"by": "ann"}', "--key", "k")
+    again = cli("task", "signal", task_id[5:20], "approved", "--key", "k", "--json")
+    wrong = cli("task", "signal", task_id, "approved", "--data", "{by: ann}")
+
+    assert sent.out == f"Sent: signal approved to task {task_id}.\n"
+    assert again.json["duplicate"] is True
+    assert (wrong.code, "--data must be JSON" in wrong.err) == (2, True)
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute("SELECT name, data->>'by', sender FROM lineshaft.signal").fetchall()
+    assert rows == [("approved", "ann", account())]

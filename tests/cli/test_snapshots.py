@@ -166,6 +166,7 @@ CHANGING: list[Sequence[str]] = [
     ("sources", "rm", "hourly"),
     ("task", "rerun", S(CANCELLED)),
     ("task", "rerun", S(DONE), "--downstream"),
+    ("task", "signal", S(CANCELLED), "approved"),
 ]
 SOURCES = """
 sources:

@@ -29,6 +29,7 @@ NAMES = {
     "cancel_task": "cancel",
     "retry_task": "retry",
     "rerun_task": "rerun",
+    "signal_task": "signal",
     "which_ended": "wait",
     "change_dag": "set_dag_budget",
     "resolve_dead_letter": "resolve",

@@ -15,6 +15,7 @@ from lineshaft.dashboard.dashboard import Dashboard
 from lineshaft.engine.engine import Engine
 from lineshaft.model.reviews import Resolution
 from lineshaft.types import NewTask, Scope
+from lineshaft.types.waits import NewSuspension
 from lineshaft.types.work import ClaimRef, Completion, Failure, Spent
 from tests.dashboard.addresses import ACTIONS
 from tests.dashboard.conftest import Served, Visitor, scripts_run
@@ -176,6 +177,20 @@ async def change_a_task(desk: Desk) -> None:
     found = await task.task()
     assert (found.priority, found.tags) == (3, ["urgent", "office"])
     desk.acted("task.changed")
+
+
+@drives("/tasks/{id}/signal")
+async def send_the_signal_that_a_task_waits_for(desk: Desk) -> None:
+    task = await desk.task("countersign", "Sign the order")
+    (claim,) = await desk.hold("countersign")
+    await desk.shaft.backend.suspend(NewSuspension(claim, "signed", "approved"))
+    await desk.tab.open(f"/tasks/{task.id}")
+    await expect(desk.page.locator(".why")).to_contain_text("Waits for the signal 'approved'")
+    await desk.confirm("Send the signal…", confirm="Send", data='{"by": "ann"}')
+    await desk.sees("Sent the signal approved.")
+    await expect(desk.page.locator("#signals")).to_contain_text("not yet")
+    assert await task.status() == "READY"
+    desk.acted("task.signalled", signal="approved")
 
 
 @drives("/tasks/{id}/cost")

@@ -226,6 +226,7 @@ class TestClosed:
             ("budget_exceeded", False),
             ("dependency", False),
             ("step_mismatch", False),
+            ("signal_timeout", False),
             ("crash", True),
             ("error", True),
             ("heartbeat_timeout", True),

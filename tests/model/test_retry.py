@@ -195,7 +195,9 @@ class TestPolicy:
             "auth_failure"
         )
 
-    @pytest.mark.parametrize("category", ["invalid_input", "budget_exceeded", "cancelled", "step_mismatch"])
+    @pytest.mark.parametrize(
+        "category", ["invalid_input", "budget_exceeded", "cancelled", "step_mismatch", "signal_timeout"]
+    )
     def test_some_categories_are_never_retried(self, category: str) -> None:
         """R-118, R-235, R-176: with any policy."""
         assert not RetryPolicy(retry_on=(category,), no_retry_on=()).retries(category)
@@ -360,7 +362,15 @@ class TestDecision:
             policy=policy,
             failed_agents=agents,
         )
-        poison = attempts >= 3 and len(set(agents) - {None}) >= 2 and category_of(category) != "step_mismatch"
+        poison = (
+            attempts >= 3
+            and len(set(agents) - {None}) >= 2
+            and category_of(category)
+            not in {
+                "step_mismatch",
+                "signal_timeout",
+            }
+        )
         allowed = attempts < max_attempts and policy.retries(category_of(category)) and not poison
 
         assert isinstance(decision, RetryDecision) == allowed

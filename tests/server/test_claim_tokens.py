@@ -21,6 +21,7 @@ ROUTES: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "checkpoint": ("PUT", "checkpoint", {"data": 1}),
     "steps": ("PUT", "steps/search", {"data": 1, "cost_usd": 50}),
     "spawn": ("POST", "subtasks", {"tasks": [{"type": "code"}], "cost_usd": 50}),
+    "suspend": ("POST", "suspend", {"name": "nap", "timeout_sec": 60, "cost_usd": 50}),
     "release": ("POST", "release", {"cost_usd": 50}),
     "fail": ("POST", "fail", {"error": "x", "cost_usd": 50}),
     "cancel": ("POST", "cancel", {"reason": "x", "cost_usd": 50}),

@@ -2,12 +2,13 @@
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from lineshaft import Agent, BudgetExceeded, Fail, Result, Snooze, SyncTaskContext, TaskContext
+from lineshaft import Agent, BudgetExceeded, Fail, Result, SignalTimeout, Snooze, SyncTaskContext, TaskContext
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.testing import InlineBench
 
@@ -124,3 +125,38 @@ def test_a_run_takes_far_less_than_50_ms() -> None:
     for _ in range(20):
         InlineBench().run_sync(research, "x")
     assert (time.process_time() - began) / 20 < 0.05
+
+
+@agent.task("patient")
+async def patient(ctx: TaskContext) -> Any:
+    await ctx.sleep("cool-down", timedelta(days=2))
+    try:
+        late = await ctx.wait_for("late", timeout=timedelta(days=1))
+    except TimeoutError:
+        late = "too late"
+    return [late, await ctx.wait_for("approved")]
+
+
+@agent.task("patient thread")
+def patient_thread(ctx: SyncTaskContext) -> Any:
+    ctx.sleep("cool-down", 60)
+    return ctx.wait_for("approved", timeout=60)
+
+
+async def test_time_passes_at_once_and_signals_are_sent_before() -> None:
+    bench = InlineBench()
+    with pytest.raises(LineshaftError, match=r"bench\.signal\('approved', DATA\)"):
+        await bench.run(patient)
+    bench.signal("approved", {"by": "ann"})
+    bench.signal("late", "comes after the timeout was recorded")
+
+    assert await bench.run(patient) == ["too late", {"by": "ann"}]
+    assert list(bench.steps) == ["cool-down", "late", "approved"]
+
+
+def test_a_thread_waits_too() -> None:
+    bench = InlineBench()
+    bench.signal("approved", 1)
+    assert bench.run_sync(patient_thread) == 1
+    with pytest.raises(SignalTimeout, match="No signal came"):
+        InlineBench().run_sync(patient_thread)

@@ -15,6 +15,7 @@ from lineshaft.agent.execution import Execution
 from lineshaft.agent.steps import OnChange
 from lineshaft.client.artifacts import ArtifactReader, Content
 from lineshaft.client.blocking import SyncArtifactReader
+from lineshaft.model.durations import Duration
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Artifact
 from lineshaft.types.work import (
@@ -136,7 +137,7 @@ class _Context:
 
     @property
     def attempt(self) -> int:
-        """1 for the first; snoozes, rate limits and waits for children don't count."""
+        """1 for the first; snoozes, rate limits, sleeps, and waits for children or signals don't count."""
         return self._execution.task.attempts + 1
 
     @property
@@ -168,8 +169,9 @@ class _Context:
     def state(self) -> dict[str, Any]:
         """A dict that is saved as the checkpoint whenever the task is postponed.
 
-        That is: by a rate limit, a snooze, a wait for children, or because the agent stops. It begins as the
-        last checkpoint, if that is a dict. A crash loses it; use a step or a checkpoint against that.
+        That is: by a rate limit, a snooze, a sleep, a wait for children or a signal, or because the agent
+        stops. It begins as the last checkpoint, if that is a dict. A crash loses it; use a step or a
+        checkpoint against that.
         """
         return self._execution.state
 
@@ -319,6 +321,30 @@ class TaskContext(_Context):
         """
         return await self._execution.spawn(key, tasks, wait=wait)
 
+    async def sleep(self, name: str, duration: Duration) -> None:
+        """Wait for so long, seconds or a timedelta, without a slot; this is recorded as the step `name`.
+
+        The handler ends here and its slot is free. When the time has passed, it runs again from the
+        beginning, on any agent, skips its recorded steps, and goes on. No attempt is used.
+        """
+        await self._execution.waits.sleep(name, duration)
+
+    async def wait_for(
+        self,
+        name: str,
+        *,
+        signal: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - the wait is longer than this call
+    ) -> Any:
+        """Wait for a signal without a slot, and return its data; this is recorded as the step `name`.
+
+        `signal` is the signal's name, by default that of the step. One that was sent before is received at
+        once, and each is received once. Otherwise the handler ends here, as in `sleep`. If `timeout` passes,
+        SignalTimeout is raised, a TimeoutError.
+        """
+        waits = self._execution.waits
+        return waits.received(await waits.wait_for(name, signal=signal, timeout=timeout), name)
+
 
 class SyncTaskContext(_Context):
     """The `ctx` of a `def` handler, which runs in a thread: the same without `await`."""
@@ -377,6 +403,16 @@ class SyncTaskContext(_Context):
     def spawn(self, key: str, tasks: Sequence[NewTask], *, wait: bool = False) -> list[Child]:
         """As `TaskContext.spawn`."""
         return self._loop("spawn").run(self._execution.spawn(key, tasks, wait=wait))
+
+    def sleep(self, name: str, duration: Duration) -> None:
+        """As `TaskContext.sleep`."""
+        self._loop("sleep").run(self._execution.waits.sleep(name, duration))
+
+    def wait_for(self, name: str, *, signal: str | None = None, timeout: Duration | None = None) -> Any:
+        """As `TaskContext.wait_for`."""
+        waits = self._execution.waits
+        end = self._loop("wait_for").run(waits.wait_for(name, signal=signal, timeout=timeout))
+        return waits.received(end, name)
 
     def _loop(self, method: str) -> "_AgentLoop":
         """The agent's event loop, for a call from another thread."""

@@ -36,6 +36,8 @@ class DurableSteps:
         self._digests = {name: digest for name, digest in assignment.step_digests.items() if digest}
         #: The first call of each step in this execution.
         self._calls: dict[str, steps.StepCall] = {}
+        #: The waits of this execution.
+        self._waits: set[str] = set()
         #: Steps that run now; the event is set when the result is written.
         self._running: dict[str, asyncio.Event] = {}
 
@@ -45,11 +47,28 @@ class DurableSteps:
 
     def check_same_call(self, name: str, call: steps.StepCall) -> None:
         """Refuse a second step of the same name: it would get the result of the first one."""
-        if not self._calls.setdefault(name, call).is_same(call):
+        if name in self._waits or not self._calls.setdefault(name, call).is_same(call):
             raise ValueError(
                 f"Step {name!r} was called with other arguments before, in this run. A step is identified by "
                 "its name: give each its own, for instance with a number in it."
             )
+
+    def check_wait(self, method: str, name: str) -> None:
+        """Refuse a second wait of the same name, which would end at once, and one beside a running step.
+
+        The handler runs again after a wait: a step that wasn't recorded by then is paid for twice.
+        """
+        if name in self._waits or name in self._calls:
+            raise ValueError(
+                f"ctx.{method}({name!r}) has the name of an earlier step or wait of this run. A wait is "
+                "identified by its name: give each its own, for instance with a number in it."
+            )
+        if self._running or steps.current_meter.get() is not None:
+            raise RuntimeError(
+                f"ctx.{method}({name!r}) was called while a step runs. The handler ends here and runs again "
+                "after the wait, so the step would run again too. Wait before or after it."
+            )
+        self._waits.add(name)
 
     def begin(self, name: str, call: steps.StepCall | None = None) -> bytes | None:
         """The recorded result; None: the step may run now, if its lease holds (`hold`)."""

@@ -28,6 +28,7 @@ from lineshaft.agent.outcome import (
     with_traceback,
 )
 from lineshaft.agent.threads import Threads
+from lineshaft.agent.waits import DurableWaits
 from lineshaft.client import large_data
 from lineshaft.client.artifacts import Artifacts, Content
 from lineshaft.client.backend import Backend
@@ -145,6 +146,7 @@ class Execution:
         self._writes = ClaimWrites(host.backend, self.claim, self.lease)
         self.steps = DurableSteps(assignment, self.lease, self.account, self._writes, host.threads)
         self._state = HandlerState()
+        self.waits = DurableWaits(self.steps, self.lease, self.account, self._writes, self.unsaved_state)
         self.artifacts: list[Any] | None = None
         self._progress: bytes | None = None
         #: What the server knows to be spent.

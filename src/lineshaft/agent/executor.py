@@ -193,7 +193,7 @@ class Executor:
         execution.end(moved)
         self.task_log.ended(execution, moved)
         self._process.record_activity()
-        if moved is not None and moved.status in _POSTPONED:
+        if execution.waits.is_suspended or (moved is not None and moved.status in _POSTPONED):
             self._process.expect_due()
         if execution.is_working:
             # A claim that waits for outcomes to be written must look again: this slot is still taken.

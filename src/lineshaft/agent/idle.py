@@ -67,6 +67,8 @@ def left_text(left: LeftBehind) -> str:
     if left.scheduled:
         first = "" if left.scheduled == 1 else ", the first one"
         parts.append(f"{_tasks(left.scheduled, 'is', 'are')} scheduled{first} {_in(left.scheduled_sec)}")
+    if left.waiting:
+        parts.append(_tasks(left.waiting, "waits for a signal", "wait for signals"))
     if left.held:
         lease = "its lease expires" if left.held == 1 else "the first lease expires"
         parts.append(f"{_tasks(left.held, 'is', 'are')} held by other agents ({lease} {_in(left.lease_sec)})")

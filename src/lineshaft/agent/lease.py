@@ -16,6 +16,7 @@ from lineshaft.client.backend import Backend
 from lineshaft.clock import lease_time
 from lineshaft.errors import StaleClaimError, UnavailableError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.waits import NewSuspension, WaitEnd
 from lineshaft.types.work import ClaimRef, NewStep, RemainingBudgets, Spawned, Spent
 
 T = TypeVar("T")
@@ -144,6 +145,10 @@ class ClaimWrites:
         return await to_its_end(
             self._insist(lambda: self._backend.spawn(self.claim, key, tasks, wait=wait, spent=spent))
         )
+
+    async def suspend(self, new: NewSuspension) -> WaitEnd | None:
+        """How the wait has ended; None: the claim is over."""
+        return await to_its_end(self._insist(lambda: self._backend.suspend(new)))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         pause = _FIRST_PAUSE_SEC

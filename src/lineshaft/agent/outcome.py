@@ -84,8 +84,16 @@ class AttemptCancelled(Exception):  # noqa: N818
     """
 
 
+class SignalTimeout(TimeoutError):  # noqa: N818
+    """Raised by `ctx.wait_for`: the signal didn't come in time.
+
+    That is recorded as the wait's step, so every later attempt gets it too. A handler that doesn't catch it
+    fails as `signal_timeout`, which is never retried.
+    """
+
+
 class ClaimOver(BaseException):
-    """Unwinds a handler whose claim is over: the task waits for children, or another agent has it.
+    """Unwinds a handler whose claim is over: the task waits for something, or another agent has it.
 
     Not an Exception, so that a handler's `except Exception` doesn't catch it.
     """
@@ -295,7 +303,8 @@ def _category(error: BaseException) -> FailureCategory | None:
     if status in {401, 403} or name in _AUTH_NAMES:
         return FailureCategory.AUTH_FAILURE
     if isinstance(error, TimeoutError) or "Timeout" in name:
-        return FailureCategory.TIMEOUT
+        of_signal = isinstance(error, SignalTimeout)
+        return FailureCategory.SIGNAL_TIMEOUT if of_signal else FailureCategory.TIMEOUT
     if name in _INVALID_OUTPUT_NAMES:
         return FailureCategory.INVALID_OUTPUT
     # The message may be the only sign.

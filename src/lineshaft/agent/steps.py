@@ -196,17 +196,22 @@ def other_arguments(name: str, task_id: str) -> Fail:
     """The error for a replay with other arguments."""
     return Fail(
         f"Step {name!r} was recorded by an earlier attempt with other arguments, so its result may be wrong "
-        f"for these. {_advice(name, task_id)} To decide in code, pass on_change='rerun' or "
+        f"for these. {advice(name, task_id)} To decide in code, pass on_change='rerun' or "
         "on_change='reuse' to ctx.step.",
         FailureCategory.STEP_MISMATCH,
     )
 
 
-def _advice(name: str, task_id: str) -> str:
+def advice(name: str, task_id: str) -> str:
+    """What to do about a recorded step that doesn't fit."""
+    again = retry_without(name, task_id)
+    return f"To run it again, {again} To use the recorded result, deploy code that fits it, and retry."
+
+
+def retry_without(name: str, task_id: str) -> str:
     return (
-        "To run it again, retry the dead letter without the recorded result: lineshaft dlq resolve "
-        f"{task_id} --resolution retry --forget-step {shlex.quote(name)}. To use the recorded result, deploy "
-        "code that fits it, and retry."
+        f"retry the dead letter without the recorded result: lineshaft dlq resolve {task_id} --resolution "
+        f"retry --forget-step {shlex.quote(name)}."
     )
 
 
@@ -239,7 +244,7 @@ def restored(name: str, task_id: str, data: bytes, function: Callable[..., Any])
     except msgspec.ValidationError as error:
         raise Fail(
             f"The recorded result of step {name!r} is {_shape(value_of(data))}, which doesn't fit "
-            f"{_shown_type(function)}: {error}. {_advice(name, task_id)}",
+            f"{_shown_type(function)}: {error}. {advice(name, task_id)}",
             FailureCategory.STEP_MISMATCH,
         ) from error
 

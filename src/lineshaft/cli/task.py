@@ -23,7 +23,7 @@ from lineshaft.cli.output import (
     print_table,
     usd,
 )
-from lineshaft.cli.usage import UsageError, positive, time_value
+from lineshaft.cli.usage import UsageError, json_value, positive, time_value
 from lineshaft.cli.why import print_why, summary
 from lineshaft.errors import LineshaftError
 
@@ -52,8 +52,8 @@ _FILTERS = ("status", "type", "dag_id", "parent_id", "agent_id", "tag", "created
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "task",
-        help="list, show, cancel, retry, rerun and change tasks",
-        description="List, show, cancel, retry, rerun and change tasks.",
+        help="list, show, cancel, retry, rerun, signal and change tasks",
+        description="List, show, cancel, retry, rerun, signal and change tasks.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_list(actions)
@@ -114,6 +114,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     rerun.add_argument("--reason", help="for the history of the task")
     rerun.set_defaults(run=rerun_)
+    _add_signal(actions)
     change = actions.add_parser(
         "change",
         help="change priority, deadline, tags or limits",
@@ -147,6 +148,21 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 _WHY = "Explain what a task is waiting for, what it is doing, or how it ended."
+
+
+def _add_signal(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    signal = actions.add_parser(
+        "signal",
+        help="send a signal that a task waits for, now or later",
+        description="Send a signal to a task that has not ended. It is kept until the task receives it with "
+        "ctx.wait_for, which it does once.",
+    )
+    signal.add_argument("id", metavar="TASK", help="the id of the task, or its short form")
+    signal.add_argument("name", metavar="NAME", help="the name of the signal")
+    signal.add_argument("--data", metavar="JSON", help="what the task receives; at most 64 KiB")
+    signal.add_argument("--key", help="the idempotency key: with one that was used, nothing is sent again")
+    add_flags(signal)
+    signal.set_defaults(run=signal_)
 
 
 def _add_list(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -395,6 +411,15 @@ def rerun_(args: argparse.Namespace) -> int:
             reason=args.reason,
         )
     return print_status(args, task)
+
+
+def signal_(args: argparse.Namespace) -> int:
+    data = None if args.data is None else json_value("--data", args.data)
+    with connect(args) as shaft:
+        name = task_id(shaft, args.id)
+        sent = shaft.signal(name, args.name, data, idempotency_key=args.key)
+    done = "It was sent before" if sent.duplicate else "Sent"
+    return print_done(args, sent, f"{done}: signal {sent.name} to task {name}.")
 
 
 def cancel_matching_(args: argparse.Namespace) -> int:

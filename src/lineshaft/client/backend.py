@@ -16,6 +16,7 @@ from lineshaft.operations.operation import Operation
 from lineshaft.types import Artifact, InstanceInfo, NewDag, Readiness, Submitted, SubmittedDag
 from lineshaft.types import work as w
 from lineshaft.types.assignments import Assignment
+from lineshaft.types.waits import NewSuspension, WaitEnd
 
 Req = TypeVar("Req", bound=Struct)
 Res = TypeVar("Res")
@@ -144,6 +145,10 @@ class Backend(Protocol):
     async def spawn(
         self, claim: w.ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: w.Spent
     ) -> w.Spawned: ...
+
+    async def suspend(self, new: NewSuspension) -> WaitEnd | None:
+        """How the wait has ended; None: the claim is over until it has."""
+        ...
 
     # Running agents.
 

@@ -346,6 +346,7 @@ class SyncLineshaft(Blocking):
     retry = _blocking(Lineshaft.retry)
     correct_cost = _blocking(Lineshaft.correct_cost)
     rerun = _blocking(Lineshaft.rerun)
+    signal = _blocking(Lineshaft.signal)
     cancel_matching = _blocking(Lineshaft.cancel_matching)
     retry_matching = _blocking(Lineshaft.retry_matching)
     find_ids = _blocking(Lineshaft.find_ids)

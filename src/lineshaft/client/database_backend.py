@@ -33,6 +33,7 @@ from lineshaft.types import Artifact, InstanceInfo, NewDag, Readiness, Submitted
 from lineshaft.types import work as w
 from lineshaft.types.assignments import assignments
 from lineshaft.types.request import Nothing
+from lineshaft.types.waits import NewSuspension, WaitEnd
 
 _NOT_OPEN = "This Lineshaft is not open. Use 'async with Lineshaft() as shaft'."
 
@@ -213,6 +214,10 @@ class DatabaseBackend:
         self, claim: w.ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: w.Spent
     ) -> w.Spawned:
         (result,) = await self.engine.work.spawn([w.NewSpawn(claim, tasks, key, wait, spent)])
+        return result.unwrap()
+
+    async def suspend(self, new: NewSuspension) -> WaitEnd | None:
+        (result,) = await self.engine.work.suspend([new])
         return result.unwrap()
 
     # Running agents.

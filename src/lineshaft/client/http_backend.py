@@ -55,6 +55,7 @@ from lineshaft.types import (
 from lineshaft.types.features import ERROR_CATEGORY
 from lineshaft.types.protocol import BatchView, raise_problem
 from lineshaft.types.request import Nothing
+from lineshaft.types.waits import NewSuspension, WaitEnd
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ _artifact = msgspec.json.Decoder(Artifact)
 _steps = results_of(protocol.StepResult)
 _checkpoints = results_of(protocol.CheckpointResult)
 _spawned = results_of(protocol.SpawnedTasks)
+_suspended = results_of(protocol.SuspendResult)
 _maintained = msgspec.json.Decoder(protocol.Maintained)
 
 
@@ -257,6 +259,11 @@ class HttpBackend:
         item = protocol.SpawnItem.of(new)
         (result,) = (await self._post("spawn", _spawned, protocol.Batch(items=[item]))).items
         return result.spawned()
+
+    async def suspend(self, new: NewSuspension) -> WaitEnd | None:
+        body = protocol.Batch(items=[protocol.SuspendItem.of(new)])
+        (result,) = (await self._post("suspend", _suspended, body)).items
+        return result.end()
 
     # Running agents.
 

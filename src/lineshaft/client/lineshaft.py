@@ -42,6 +42,7 @@ from lineshaft.types.page import DEFAULT_LIMIT, MAX_LIMIT
 from lineshaft.types.protocol import CancelItem
 from lineshaft.types.request import ById, OnePage
 from lineshaft.types.typed_task import TypedTask, check_new_tasks, decoder_of
+from lineshaft.types.waits import SentSignal
 
 if TYPE_CHECKING:
     from lineshaft.checks.registry import Checks
@@ -347,6 +348,19 @@ class Lineshaft(Administration):
             reason=reason,
         )
         return await self.backend.call(tasks.rerun_task, request)
+
+    async def signal(
+        self, task: TaskRef, name: str, data: Any = None, *, idempotency_key: str | None = None
+    ) -> SentSignal:
+        """Send a signal to a task that has not ended: what it waits for with `ctx.wait_for`, now or later.
+
+        It is kept until the task receives it, which it does once. `data` is at most 64 KiB of JSON. A signal
+        with an `idempotency_key` that was sent before is not sent again.
+        """
+        request = tasks.SendSignal(
+            id=id_of(task), name=name, data=_raw("data", data), idempotency_key=idempotency_key
+        )
+        return await self.backend.call(tasks.signal_task, request)
 
     async def cancel_matching(
         self, reason: str = "cancelled", *, dry_run: bool = False, **filters: Unpack[t.TaskFilters]

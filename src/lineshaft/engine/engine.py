@@ -59,13 +59,14 @@ from lineshaft.engine.transition.spawn import Spawn
 from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.engine.transition.waits import Waits
 from lineshaft.engine.work import Work
 from lineshaft.integrations.redis.connection import RedisServer
 from lineshaft.model.tasks import TaskRules
 
 
 class Engine:
-    def __init__(  # noqa: PLR0915 - all parts of the engine
+    def __init__(  # noqa: PLR0915 - a statement for each part
         self,
         dsn: str,
         *,
@@ -165,10 +166,13 @@ class Engine:
             types=self.task_types,
             outside=outside_locks,
         )
+        self.claim_key = ClaimKey(self.database)
+        self.waits = Waits(transitions, lanes, steps, self.claim_key)
         self.work = Work(
             self.database,
             start=Starts(transitions),
             steps=steps,
+            waits=self.waits,
             spawn=Spawn(transitions, lanes, steps, self.dependencies, self.submission),
             complete=Completions(transitions, acceptance, fail, self.gates),
             fail=fail,
@@ -179,7 +183,6 @@ class Engine:
                 self.database, releases=release, claims=self.claims, submission=self.submission
             ),
         )
-        self.claim_key = ClaimKey(self.database)
         self.fleet = Fleet(self.database, fail, self.task_types)
 
         # People.

@@ -308,6 +308,8 @@ disputes AS (DELETE FROM lineshaft.cost_dispute USING old WHERE cost_dispute.tas
 corrections AS (DELETE FROM lineshaft.cost_correction USING old WHERE cost_correction.task_id = old.id),
 steps AS (DELETE FROM lineshaft.step USING old WHERE step.task_id = old.id),
 checkpoints AS (DELETE FROM lineshaft.checkpoint USING old WHERE checkpoint.task_id = old.id),
+waits AS (DELETE FROM lineshaft.wait USING old WHERE wait.task_id = old.id),
+signals AS (DELETE FROM lineshaft.signal USING old WHERE signal.task_id = old.id),
 artifact_refs AS (DELETE FROM lineshaft.artifact_ref USING old WHERE artifact_ref.task_id = old.id),
 tasks AS (DELETE FROM lineshaft.task USING old WHERE task.id = old.id RETURNING task.dag_id),
 dags AS (

@@ -22,8 +22,10 @@ from lineshaft.engine.transition.release import Releases
 from lineshaft.engine.transition.spawn import Spawn
 from lineshaft.engine.transition.start import Starts
 from lineshaft.engine.transition.steps import Steps
+from lineshaft.engine.transition.waits import Waits
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.types import work
+from lineshaft.types.waits import NewSuspension, Suspended
 from lineshaft.types.work import (
     Cancellation,
     Claim,
@@ -42,7 +44,17 @@ from lineshaft.types.work import (
 )
 
 #: Each may report what its attempt has spent.
-ItemT = TypeVar("ItemT", Completion, Failure, work.Release, Cancellation, NewStep, NewCheckpoint, NewSpawn)
+ItemT = TypeVar(
+    "ItemT",
+    Completion,
+    Failure,
+    work.Release,
+    Cancellation,
+    NewStep,
+    NewCheckpoint,
+    NewSpawn,
+    NewSuspension,
+)
 
 
 class Work:
@@ -52,6 +64,7 @@ class Work:
         *,
         start: Starts,
         steps: Steps,
+        waits: Waits,
         spawn: Spawn,
         complete: Completions,
         fail: Failures,
@@ -64,6 +77,7 @@ class Work:
         self._database = database
         self._start = start
         self._steps = steps
+        self._waits = waits
         self._spawn = spawn
         self._complete = complete
         self._fail = fail
@@ -117,6 +131,10 @@ class Work:
     async def spawn(self, items: Sequence[NewSpawn]) -> list[SpawnResult]:
         """Create children; each item is a transaction of its own."""
         return await self._spawn.spawn(await self.within_ceilings(items))
+
+    async def suspend(self, items: Sequence[NewSuspension]) -> list[Suspended]:
+        """End claims until a time or a signal, unless their wait is over; each item is a transaction."""
+        return await self._waits.suspend(await self.within_ceilings(items))
 
     async def complete(self, items: Sequence[Completion]) -> list[Moved]:
         """Record outputs. A task with gates is VALIDATING, and then what its gates decide."""

@@ -45,6 +45,7 @@ _BLAMELESS = frozenset(
         FailureCategory.BUDGET_EXCEEDED,
         FailureCategory.DEPENDENCY,
         FailureCategory.STEP_MISMATCH,
+        FailureCategory.SIGNAL_TIMEOUT,
     }
 )
 

@@ -8,9 +8,10 @@ n, the number of failures so far. A preset fills in what the caller left out.
 - The delay is capped, then spread by ±50 %, then capped again: jitter never exceeds the maximum. Without a
   maximum the limit is a year, which keeps every timestamp within the range of the database.
 - Some categories of failure are never retried: invalid input stays invalid, a spent budget stays spent, a
-  cancelled task isn't wanted any more, and a recorded step stays recorded. `no_retry_on` adds to them and
-  wins over `retry_on`. A category in neither list is retried like a crash, unless the caller set `retry_on`:
-  then that list is complete. An `error` in neither list is treated as a crash in any case.
+  cancelled task isn't wanted any more, and a recorded step stays recorded, as does a wait that timed out.
+  `no_retry_on` adds to them and wins over `retry_on`. A category in neither list is retried like a crash,
+  unless the caller set `retry_on`: then that list is complete. An `error` in neither list is treated as a
+  crash in any case.
 - A poison pill is a task that failed three times with at least two agents: the cause is the task, not an
   agent. The flag is computed first, so that it is correct for every reason a task ends. Failures without a
   known agent (an expired claim) don't count; neither does a step mismatch, whose cause is a deployment.
@@ -65,6 +66,8 @@ class FailureCategory(StrEnum):
     DEPENDENCY = "dependency"
     #: A recorded step doesn't fit the code that runs now.
     STEP_MISMATCH = "step_mismatch"
+    #: A signal didn't come in time, and the handler didn't catch that. The next attempt would find the same.
+    SIGNAL_TIMEOUT = "signal_timeout"
 
 
 class SystemReason(StrEnum):
@@ -118,8 +121,12 @@ NEVER_RETRIED = frozenset(
         FailureCategory.BUDGET_EXCEEDED,
         FailureCategory.CANCELLED,
         FailureCategory.STEP_MISMATCH,
+        FailureCategory.SIGNAL_TIMEOUT,
     }
 )
+
+#: Their cause is neither the task nor an agent.
+_NO_POISON = frozenset({FailureCategory.STEP_MISMATCH, FailureCategory.SIGNAL_TIMEOUT})
 
 
 def category_of(reason: str) -> str:
@@ -293,7 +300,7 @@ def decide_failure(
     `ends_poison_pills` is that of the task's preset.
     """
     category = category_of(category)
-    poison_pill = category != FailureCategory.STEP_MISMATCH and is_poison_pill(attempts, failed_agents)
+    poison_pill = category not in _NO_POISON and is_poison_pill(attempts, failed_agents)
     if category == FailureCategory.BUDGET_EXCEEDED or total_limit_reached(total_cost_usd, max_total_cost_usd):
         return DeadLetterDecision(DeadLetterReason.BUDGET_EXCEEDED, poison_pill)
     if not policy.retries(category):

@@ -8,7 +8,7 @@ real PostgreSQL and compares the outcome with this table.
             │                   ▼   ▼                         │
     CREATED ─► PENDING ─────► READY ─────► CLAIMED ─────► RUNNING ─────► VALIDATING ─────► COMPLETED
                ▲  ▲                           │              │               │
-               │  └── snooze, wait_children ──┴──────────────┤               │
+               │  └─ snooze, wait_children, suspend ─────────┤               │
                │                                             ▼               ▼
                │                        READY ◄── RETRYING ◄── FAILED ◄── fail, expire, reject
                │                                               │
@@ -31,7 +31,7 @@ class Status(OpenEnum):
 
     #: Accepted, not yet part of a DAG. Exists only within the submitting transaction.
     CREATED = "CREATED"
-    #: Waits for dependencies, for spawned children, or for its time (`run_at`, a snooze).
+    #: Waits for dependencies, for children, for a signal, or for its time (`run_at`, a snooze, a sleep).
     PENDING = "PENDING"
     #: Can be claimed by any agent with the required capabilities and enough budget.
     READY = "READY"
@@ -89,6 +89,7 @@ class TaskOperation(StrEnum):
     RELEASE = "release"
     SNOOZE = "snooze"
     WAIT_CHILDREN = "wait_children"
+    SUSPEND = "suspend"
     RATE_LIMIT = "rate_limit"
     SUBMIT_OUTPUT = "submit_output"
     ACCEPT = "accept"
@@ -122,12 +123,15 @@ TRANSITIONS: tuple[Transition, ...] = (
     # Held by an agent.
     Transition(Status.READY, TaskOperation.CLAIM, Status.CLAIMED, "task.claimed"),
     Transition(Status.CLAIMED, TaskOperation.START, Status.RUNNING, "task.started"),
-    # Released without using an attempt: immediately, after a delay, or when spawned children have ended.
+    # Released without using an attempt: immediately, after a delay, when spawned children have ended, or when
+    # a wait is over.
     Transition(Status.CLAIMED, TaskOperation.RELEASE, Status.READY, "task.released"),
     Transition(Status.RUNNING, TaskOperation.RELEASE, Status.READY, "task.released"),
     Transition(Status.CLAIMED, TaskOperation.SNOOZE, Status.PENDING, "task.released"),
     Transition(Status.RUNNING, TaskOperation.SNOOZE, Status.PENDING, "task.released"),
     Transition(Status.RUNNING, TaskOperation.WAIT_CHILDREN, Status.PENDING, "task.waiting"),
+    # A durable sleep, or a wait for a signal.
+    Transition(Status.RUNNING, TaskOperation.SUSPEND, Status.PENDING, "task.waiting"),
     Transition(Status.CLAIMED, TaskOperation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     Transition(Status.RUNNING, TaskOperation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),
     Transition(Status.VALIDATING, TaskOperation.RATE_LIMIT, Status.RETRYING, "task.rate_limited"),

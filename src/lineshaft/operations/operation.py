@@ -91,6 +91,8 @@ class Operation(Struct, Generic[Req, Res], frozen=True, kw_only=True, dict=True,
     def status_of(self, response: Res) -> int:
         if response is None:
             return 204
+        if len(self.documented) == 1:
+            return int(next(iter(self.documented)))
         created = self.created(response) if callable(self.created) else self.created
         return 201 if created else 200
 

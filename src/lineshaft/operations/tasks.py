@@ -15,8 +15,10 @@ from lineshaft.operations.operation import Engine, operation
 from lineshaft.operations.wire import Body, Header
 from lineshaft.types import Page, Scope, Task, documents
 from lineshaft.types.features import FEATURES
+from lineshaft.types.json import null
 from lineshaft.types.page import DEFAULT_LIMIT
 from lineshaft.types.request import ActById, ById, Limit, Name, OnePage, Reason, Request, Seconds, Text
+from lineshaft.types.waits import NewSignal, SentSignal
 
 #: How many ids one call may ask for.
 MAX_IDS = 10_000
@@ -309,6 +311,45 @@ async def retry_matching(engine: Engine, request: RetryMatching) -> t.MatchedTas
     returns which tasks match.
     """
     return await engine.matching.retry(request.filter, dry_run=request.dry_run)
+
+
+class SignalBody(Request, frozen=True, kw_only=True):
+    #: At most 64 KiB of JSON.
+    data: Raw = field(default_factory=null)
+    idempotency_key: Name | None = None
+    #: That of the task's parent, whose holder may send signals too.
+    claim_token: str | None = None
+
+
+class SendSignal(SignalBody, frozen=True, kw_only=True):
+    id: str
+    name: Name
+
+    @property
+    def signal(self) -> NewSignal:
+        return NewSignal(self.name, bytes(self.data), self.idempotency_key)
+
+    def check(self) -> None:
+        _ = self.signal
+
+
+@operation(
+    "POST /v1/tasks/{id}/signals/{name:path}",
+    Scope.SUBMIT,
+    response={202: SentSignal},
+    repeatable=lambda request: request.idempotency_key is not None,
+    by_hand=True,
+    codes=("not_found", "invalid_transition", "stale_claim", "rate_limited"),
+    example={"data": {"by": "ann"}, "idempotency_key": "review-17"},
+)
+async def signal_task(engine: Engine, request: SendSignal) -> SentSignal:
+    """Send a signal to a task that has not ended: what it waits for with `ctx.wait_for`, now or later.
+
+    The signal is kept until the task receives it, which it does once; at most 1,000 wait for a task. With an
+    `idempotency_key` that the task had before, nothing is sent, and `duplicate` is true. It needs the scope
+    `operate`, the token that created the task, or the claim token of the task's parent.
+    """
+    return await engine.waits.signal(request.id, request.signal, request.claim_token)
 
 
 class AskEnded(Request, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
@@ -23,6 +23,7 @@ from lineshaft.model.budget import money
 from lineshaft.model.tasks import TaskRow, resolve
 from lineshaft.types.assignments import Assignment
 from lineshaft.types.json import NULL, raw
+from lineshaft.types.waits import NewSuspension, Signal, WaitEnd
 from lineshaft.types.work import ClaimedTask, ClaimRef, NewStep, PastAttempt, RemainingBudgets
 
 P = ParamSpec("P")
@@ -41,6 +42,8 @@ class InlineBench:
     Arguments and the result pass through JSON and are checked as an agent does it. An exception of the
     handler is raised as it is; `Cancel`, `Fail` and `Snooze` are raised too. Another `run` is the next
     attempt: it finds the steps, the checkpoint and the state of those before. `ctx.spawn` needs a queue.
+    Time passes at once: `ctx.sleep` returns, and a `ctx.wait_for` with a timeout gets the signal that was
+    sent before with `signal`, or times out.
     """
 
     def __init__(
@@ -75,6 +78,12 @@ class InlineBench:
     def checkpoint(self) -> Any:
         """What was saved last; None: nothing."""
         return None if self._memory.checkpoint is None else msgspec.json.decode(self._memory.checkpoint)
+
+    def signal(self, name: str, data: Any = None) -> None:
+        """Send a signal, which the next `ctx.wait_for` of this name receives."""
+        self._memory.signals.append(
+            Signal(new_id("signal"), name, Raw(encoded(data, "signal")), datetime.now(UTC))
+        )
 
     async def run(self, task_type: TaskType[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the handler with these arguments, and return its output."""
@@ -171,6 +180,7 @@ class _Memory:
         self.steps: dict[str, bytes] = {}
         self.digests: dict[str, str | None] = {}
         self.checkpoint: bytes | None = None
+        self.signals: list[Signal] = []
 
     async def record_step(self, step: NewStep) -> tuple[bytes, RemainingBudgets]:
         self.steps[step.name] = step.data
@@ -179,6 +189,22 @@ class _Memory:
 
     async def save_checkpoint(self, _claim: ClaimRef, data: bytes) -> None:
         self.checkpoint = data
+
+    async def suspend(self, new: NewSuspension) -> WaitEnd:
+        passed = timedelta(seconds=new.timeout_sec or 0.0)
+        until = None if new.timeout_sec is None else datetime.now(UTC) + passed
+        found = next((one for one in self.signals if one.name == new.signal), None)
+        if found is not None:
+            self.signals.remove(found)
+        elif until is None:
+            raise LineshaftError(
+                f"The handler waits for the signal {new.signal!r} without a timeout, and it wasn't sent. "
+                f"Call bench.signal({new.signal!r}, DATA) before bench.run."
+            )
+        # As the first run of a queue's handler gets it.
+        end = msgspec.json.decode(WaitEnd(until, found).json, type=WaitEnd)
+        self.steps[new.name] = end.json
+        return end
 
     async def spawn(self, *_: object, **__: object) -> NoReturn:
         raise LineshaftError(

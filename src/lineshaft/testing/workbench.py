@@ -87,7 +87,8 @@ class Workbench:
         """Let the agents work until nothing is left for them.
 
         Failed tasks are retried at once: the clock is advanced to when they are due. Tasks that were snoozed,
-        rate limited or scheduled for later wait until `advance`. With `retry=False`, so do retries.
+        rate limited or scheduled for later, that sleep or wait for a signal, wait until `advance`. With
+        `retry=False`, so do retries.
         """
         backend = self._opened()
         types = sorted({name for agent in agents for name in agent.task_types})

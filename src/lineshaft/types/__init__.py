@@ -103,6 +103,7 @@ from lineshaft.types.tokens import Token as Token
 from lineshaft.types.typed_task import TypedTask as TypedTask
 from lineshaft.types.waiting import Waiting as Waiting
 from lineshaft.types.waiting import WaitingReason as WaitingReason
+from lineshaft.types.waits import SentSignal as SentSignal
 from lineshaft.types.work import Child as Child
 from lineshaft.types.work import PastAttempt as PastAttempt
 from lineshaft.types.work import TaskAtWork as TaskAtWork

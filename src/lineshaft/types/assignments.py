@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw, field
 
-from lineshaft.types.json import JsonStruct, decoded, null, raw
+from lineshaft.types.json import JsonStruct, decoded, empty_list, null, raw
 from lineshaft.types.tasks import Task
 from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed, decoded_inputs
 
@@ -43,6 +43,8 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     step_digests_json: Raw = field(name="step_digests", default_factory=_empty)
     #: {"category", "error"} of the attempt before, if that failed.
     last_error_json: Raw = field(name="last_error", default_factory=null)
+    #: Signals that no step has received yet: [{"id", "name", "data", "at"}], in order.
+    signals_json: Raw = field(name="signals", default_factory=empty_list)
     #: Earlier attempts, in order.
     attempts: list[PastAttempt] = field(default_factory=list)
 
@@ -75,6 +77,10 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
         return _digests(self.step_digests_json)
 
     @property
+    def signals(self) -> Any:
+        return decoded(self.signals_json)
+
+    @property
     def last_error(self) -> Any:
         return decoded(self.last_error_json)
 
@@ -104,6 +110,7 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
         steps_json=Raw(before.steps) if before.steps else _EMPTY,
         step_digests_json=Raw(before.step_digests) if before.step_digests else _EMPTY,
         last_error_json=raw(before.last_error),
+        signals_json=Raw(before.signals) if before.signals else empty_list(),
         attempts=claim.past_attempts.get(task.id, []),
     )
 

@@ -24,6 +24,7 @@ from lineshaft.types.json import json_or_none, null, raw
 from lineshaft.types.problems import Problem
 from lineshaft.types.request import Name, Request, Seconds, Text
 from lineshaft.types.tasks import Submitted, Task, TokensUsed
+from lineshaft.types.waits import NewSuspension, Signal, Suspended, WaitEnd
 from lineshaft.types.work import MAX_ERROR, Child, ClaimedTask, ClaimRef, RemainingBudgets, Spent, end_of
 
 MAX_ITEMS = 1_000
@@ -125,7 +126,14 @@ def _tokens(spent: Spent) -> ReportedTokens | None:
 
 
 def _claimed(
-    given: w.Completion | w.Failure | w.Release | w.Cancellation | w.NewStep | w.NewCheckpoint | w.NewSpawn,
+    given: w.Completion
+    | w.Failure
+    | w.Release
+    | w.Cancellation
+    | w.NewStep
+    | w.NewCheckpoint
+    | w.NewSpawn
+    | NewSuspension,
 ) -> Any:
     """The fields that every item about a claim has."""
     return {
@@ -370,6 +378,8 @@ class RecordStep(Spending, frozen=True, kw_only=True):
     #: A digest of the step's arguments, in any form; later claims get it to compare. A result with another
     #: one under a later claim replaces the recorded one. null: every call of the step matches.
     digest: str | None = None
+    #: Ids of signals that came with the claim: they are received, and don't come again.
+    received: Annotated[list[Name], Meta(max_length=1_000)] = field(default_factory=list)
 
     def step(self, claim: ClaimRef, name: str) -> w.NewStep:
         return w.NewStep(
@@ -379,6 +389,7 @@ class RecordStep(Spending, frozen=True, kw_only=True):
             cost_usd=money(self.step_cost_usd, "step_cost_usd"),
             spent=self.spent,
             digest=self.digest,
+            received=tuple(self.received),
         )
 
 
@@ -394,6 +405,7 @@ class StepItem(RecordStep, frozen=True, kw_only=True):
             data=Raw(given.data),
             step_cost_usd=given.cost_usd,
             digest=given.digest,
+            received=list(given.received),
         )
 
 
@@ -474,9 +486,76 @@ class SpawnedTasks(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Suspend(Spending, frozen=True, kw_only=True):
+    claim_token: str
+    #: Of the step that records how the wait ended; the same name waits only once.
+    name: Name
+    #: The signal to wait for; null: it only sleeps.
+    signal: Name | None = None
+    #: When the wait ends at the latest; null: only with the signal.
+    until: Annotated[datetime, Meta(tz=True)] | None = None
+    #: The same in seconds from now, by the clock of the database.
+    timeout_sec: Seconds | None = None
+    #: Saved with the task, and returned when it is claimed again.
+    checkpoint: Raw = field(default_factory=null)
+
+    def suspension(self, claim: ClaimRef) -> NewSuspension:
+        return NewSuspension(
+            claim,
+            self.name,
+            self.signal,
+            self.timeout_sec,
+            self.until,
+            json_or_none("checkpoint", self.checkpoint),
+            self.spent,
+        )
+
+
+class SuspendItem(Suspend, frozen=True, kw_only=True):
+    id: Name
+
+    @classmethod
+    def of(cls, given: NewSuspension) -> "SuspendItem":
+        return cls(
+            **_claimed(given),
+            name=given.name,
+            signal=given.signal,
+            until=given.until,
+            timeout_sec=given.timeout_sec,
+            checkpoint=raw(given.checkpoint),
+        )
+
+
+class SuspendResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str | UnsetType = UNSET
+    #: The claim is over: the task is claimed again when the wait has ended.
+    suspended: bool | UnsetType = UNSET
+    #: What it waited for; null, if the claim isn't over: the time has passed.
+    signal: Signal | UnsetType | None = UNSET
+    #: When the wait ends at the latest; null: only with the signal.
+    until: datetime | UnsetType | None = UNSET
+    problem: Problem | None = None
+
+    @classmethod
+    def of(cls, result: Suspended) -> "SuspendResult":
+        end = result.unwrap()
+        if end is None:
+            return cls(id=result.id, suspended=True, until=result.until)
+        return cls(id=result.id, suspended=False, signal=end.signal, until=end.until)
+
+    def end(self) -> WaitEnd | None:
+        """How the wait has ended; None: the claim is over."""
+        raise_problem(self.problem)
+        if self.suspended is True:
+            return None
+        return WaitEnd(
+            None if self.until is UNSET else self.until, None if self.signal is UNSET else self.signal
+        )
+
+
 OutcomeItem = CompleteItem | FailItem | ReleaseItem | CancelItem
 #: What names a claim by its token.
-ItemOfClaim = StartItem | OutcomeItem | StepItem | CheckpointItem | SpawnItem
+ItemOfClaim = StartItem | OutcomeItem | StepItem | CheckpointItem | SpawnItem | SuspendItem
 
 
 class ItemProblem(Struct, frozen=True):

@@ -105,6 +105,8 @@ class ReasonCode(OpenEnum):
     GATE_BUDGET = "gate_budget"
     WAITING_APPROVAL = "waiting_approval"
     SCHEDULED = "scheduled"
+    SLEEPING = "sleeping"
+    WAITING_SIGNAL = "waiting_signal"
     NO_CAPABLE_AGENT = "no_capable_agent"
     NO_AFFORDABLE_AGENT = "no_affordable_agent"
     DAG_BUDGET = "dag_budget"

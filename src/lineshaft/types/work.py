@@ -201,7 +201,7 @@ MAX_DIGEST = 200
 _MAX_STEP_NAME_BYTES = 2_000
 
 
-def _check_step_name(field: str, name: str) -> None:
+def check_step_name(field: str, name: str) -> None:
     if not 1 <= len(name) <= MAX_STEP_NAME:
         fault = f"must be a text of 1 to {MAX_STEP_NAME} characters, got {name[:100]!r}"
         raise InvalidInputError(errors=[(field, fault)])
@@ -222,14 +222,18 @@ class NewStep(Struct, frozen=True):
     spent: Spent = UNREPORTED
     #: A digest of its arguments; None: every call of the step matches.
     digest: str | None = None
+    #: Ids of signals that came with the claim and don't come again.
+    received: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Checked here, so that one invalid step is rejected alone and not with the whole call.
-        _check_step_name("name", self.name)
+        check_step_name("name", self.name)
         if self.digest is not None and not (1 <= len(self.digest) <= MAX_DIGEST and is_storable(self.digest)):
             fault = f"must be a text of 1 to {MAX_DIGEST} characters, got {self.digest[:100]!r}"
             raise InvalidInputError(errors=[("digest", fault)])
         check_json(data=self.data)
+        for name in self.received:
+            check_storable(received=name)
 
 
 class NewCheckpoint(Struct, frozen=True):
@@ -262,7 +266,7 @@ class NewSpawn(Struct, frozen=True):
             raise InvalidInputError(errors=[("tasks", "at least one task is needed")])
         if self.key is not None:
             # It is part of the name of a step.
-            _check_step_name("key", self.key)
+            check_step_name("key", self.key)
         check_json(checkpoint=self.checkpoint)
 
 
@@ -471,6 +475,7 @@ class Resumed(Struct, frozen=True):
     step_digests: bytes | None = None
     last_error: bytes | None = None
     children: bytes | None = None
+    signals: bytes | None = None
 
 
 class Claim(Struct, frozen=True):
@@ -563,7 +568,7 @@ class LeftBehind(Struct, frozen=True):
     #: They failed, or were rate limited.
     retrying: int
     retry_sec: float | None
-    #: They were snoozed, or submitted for later.
+    #: They were snoozed, sleep, or were submitted for later.
     scheduled: int
     scheduled_sec: float | None
     held: int
@@ -572,3 +577,5 @@ class LeftBehind(Struct, frozen=True):
     #: They wait for money, a breaker, a document lock or another agent; with the oldest of them.
     ready: int = 0
     ready_id: str | None = None
+    #: They wait for a signal.
+    waiting: int = 0

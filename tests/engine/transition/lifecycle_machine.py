@@ -1,10 +1,11 @@
 """The lifecycle of tasks as a machine for Hypothesis, with a model of it that fits on a page.
 
-Several processes of two agents submit, claim, finish, fail, release, spawn, cancel, retry and rerun; they
-fall silent, are superseded, restarted, or reported as dead by a sibling. After every step the database must
-say what the model says, and all counters and locks must add up. The guards are on: the circuit breaker of the
-one type there is must be where `model/breaker.py` says, and a slow-down holds everybody back. Gates on
-outputs are in `gated_machine.py`.
+Several processes of two agents submit, claim, finish, fail, release, spawn, cancel, retry and rerun; tasks
+sleep and wait for signals, which come before, meanwhile or never; processes fall silent, are superseded,
+restarted, or reported as dead by a sibling. After every step the database must say what the model says, and
+all counters and locks must add up. The guards are on: the circuit breaker of the one type there is must be
+where `model/breaker.py` says, and a slow-down holds everybody back. Gates on outputs are in
+`gated_machine.py`.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPo
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
 from lineshaft.types import NewAgent
+from lineshaft.types.waits import NewSignal, NewSuspension
 from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure
 from tests.conftest import TEMPLATE, NewDatabase
 from tests.invariants import check_invariants
@@ -43,6 +45,8 @@ from tests.world import release_claims, spawn_children
 
 MAX_ATTEMPTS = 2
 MAX_WAITS = 10
+#: Longer than any history.
+A_LONG_TIME = 10_000_000.0
 CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
 #: Much more than is ever spent, but claims have to look.
 RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
@@ -66,6 +70,16 @@ class Process(NamedTuple):
     def key(self) -> str:
         """As breakers know it."""
         return f"{self.agent}#{self.incarnation}"
+
+
+@dataclass
+class Wait:
+    step: str
+    for_signal: bool
+    has_end: bool
+    #: The claim that last began it.
+    epoch: int = 0
+    is_over: bool = False
 
 
 @dataclass
@@ -94,13 +108,20 @@ class Task:
     #: How often a validator has begun with the gate, and when the next one may.
     runs: int = 0
     due: datetime | None = None
+    #: The wait that it has begun.
+    wait: "Wait | None" = None
+    #: It is due at the end of the wait, which no history reaches by itself.
+    sleeps: bool = False
+    #: Signals that it hasn't received, and the waits that it has ended.
+    signals: int = 0
+    waited: int = 0
 
     @property
     def is_plain_work(self) -> bool:
         return self.status == "RUNNING" and not self.gates
 
     def settle(self) -> None:
-        if self.status == "PENDING" and not self.needs and not self.awaits:
+        if self.status == "PENDING" and not self.needs and not self.awaits and not self.sleeps:
             self.status = "READY"
 
 
@@ -214,7 +235,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def let_go(self, name: str, status: str) -> Task:
         task = self.tasks[name]
-        task.status, task.agent = status, None
+        task.status, task.agent, task.sleeps = status, None, False
         return task
 
     def probe_told_nothing(self, name: str) -> None:
@@ -327,6 +348,59 @@ class Lifecycle(RuleBasedStateMachine):
             waiting.children |= waiting.awaits
             self.probe_told_nothing(parent)
 
+    @precondition(lambda self: self.have("RUNNING"))
+    @rule(data=st.data(), for_signal=st.booleans(), has_end=st.booleans())
+    def suspend(self, data: st.DataObject, for_signal: bool, has_end: bool) -> None:
+        name = self.some(data, "RUNNING")
+        task = self.tasks[name]
+        wait = task.wait or Wait(f"wait {task.waited}", for_signal, has_end or not for_signal)
+        new = NewSuspension(
+            ClaimRef(name, task.epoch),
+            wait.step,
+            "go" if wait.for_signal else None,
+            A_LONG_TIME if wait.has_end else None,
+        )
+        received = wait.for_signal and task.signals > 0
+        for _ in range(2):  # the answer may have been lost on the way
+            end = self.runner.run(self.engine.work.suspend([new]))[0].unwrap()
+            assert (end is not None) == (received or wait.is_over)
+            assert (end is not None and end.signal is not None) == received
+        if received or wait.is_over:
+            task.wait, task.waited, task.signals = None, task.waited + 1, task.signals - received
+            return
+        task.wait, wait.epoch = wait, task.epoch
+        self.let_go(name, "PENDING")
+        task.sleeps = True
+        self.probe_told_nothing(name)
+
+    @precondition(lambda self: self.have(*LIVE))
+    @rule(data=st.data())
+    def send_a_signal(self, data: st.DataObject) -> None:
+        name = self.some(data, *LIVE)
+        task = self.tasks[name]
+        self.runner.run(self.engine.waits.signal(name, NewSignal("go")))
+        task.signals += 1
+        if task.sleeps and task.wait is not None and task.wait.for_signal:
+            task.sleeps = False
+            task.settle()
+
+    @precondition(lambda self: any(task.sleeps and task.wait.has_end for task in self.tasks.values()))
+    @rule(data=st.data())
+    def a_wait_is_over(self, data: st.DataObject) -> None:
+        """Its end comes: everything else has so much time only where a test wants it."""
+        sleeping = [
+            name for name, task in self.tasks.items() if task.sleeps and task.wait and task.wait.has_end
+        ]
+        name = data.draw(st.sampled_from(sleeping))
+        task = self.tasks[name]
+        now = self.clock.now()
+        self.look.execute("UPDATE lineshaft.wait SET until = %s WHERE task_id = %s", [now, name])
+        self.look.execute("UPDATE lineshaft.task_live SET due_at = %s WHERE id = %s", [now, name])
+        assert task.wait is not None
+        task.sleeps, task.wait.is_over = False, True
+        self.promote()
+        task.settle()
+
     @precondition(lambda self: self.have(*LIVE))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -367,6 +441,8 @@ class Lifecycle(RuleBasedStateMachine):
             self.tasks[name].status, self.tasks[name].attempts, self.tasks[name].waits = "PENDING", 0, 0
         for name in names:
             task = self.tasks[name]
+            # It begins again.
+            task.wait = None
             task.needs = {other for other in task.upstream if self.tasks[other].status != "COMPLETED"}
             task.awaits = {other for other in task.children if self.tasks[other].status in LIVE}
         for name in names:
@@ -396,8 +472,13 @@ class Lifecycle(RuleBasedStateMachine):
         self.runner.run(call)
         again = members - waiting
         self.revived(*again)
+        for name in again:
+            # With its steps.
+            self.tasks[name].signals, self.tasks[name].waited = 0, 0
         for name in waiting:
             task = self.tasks[name]
+            if task.status == "RETRYING":
+                task.signals, task.waited, task.wait = 0, 0, None
             task.needs |= task.upstream & again
             task.awaits |= task.children & again
             if task.needs or task.awaits:
@@ -405,7 +486,10 @@ class Lifecycle(RuleBasedStateMachine):
 
     def has_begun(self, name: str, members: set[str]) -> bool:
         task = self.tasks[name]
-        return task.status in {"RUNNING", "VALIDATING"} or bool(task.awaits and task.upstream & members)
+        waits = task.awaits or (task.wait is not None and task.wait.epoch == task.epoch)
+        return task.status in {"RUNNING", "VALIDATING"} or bool(
+            task.status == "PENDING" and waits and task.upstream & members
+        )
 
     @precondition(lambda self: self.have("DEAD_LETTERED"))
     @rule(data=st.data(), resolution=st.sampled_from(["cancel", "delete"]))

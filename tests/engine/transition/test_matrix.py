@@ -11,6 +11,7 @@ from lineshaft.errors import LineshaftError
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.states import ENDED, LIVE, TRANSITIONS, Status, TaskOperation
 from lineshaft.model.tasks import NewTask, OutputContract
+from lineshaft.types.waits import NewSignal, NewSuspension
 from lineshaft.types.work import ClaimRef, Completion, Failure, Moved
 from tests.world import World, only, ref, release_claims, spawn_children
 
@@ -88,6 +89,18 @@ async def snooze(task: Subject) -> Status:
     return only(await release_claims(task.world.engine, [task.claim], delay_sec=60)).unwrap()
 
 
+async def suspend(task: Subject) -> Status:
+    new = NewSuspension(task.claim, "nap", timeout_sec=60)
+    (result,) = await task.world.engine.work.suspend([new])
+    assert result.unwrap() is None
+    return Status.PENDING
+
+
+async def signal(task: Subject) -> Status:
+    await task.world.engine.waits.signal(task.id, NewSignal("go"))
+    return Status(task.world.status(task.id))
+
+
 async def wait_for_children(task: Subject) -> Status:
     await spawn_children(task.world.engine, task.claim, [NewTask("child")], wait=True)
     return Status(task.world.status(task.id))
@@ -160,6 +173,7 @@ CALLS: dict[Act, tuple[tuple[TaskOperation, ...], ...]] = {
     rate_limit: ((TaskOperation.RATE_LIMIT,),),
     release: ((TaskOperation.RELEASE,),),
     snooze: ((TaskOperation.SNOOZE,),),
+    suspend: ((TaskOperation.SUSPEND,),),
     wait_for_children: ((TaskOperation.WAIT_CHILDREN,),),
     cancel: ((TaskOperation.CANCEL,),),
     retry: ((TaskOperation.REVIVE, TaskOperation.UNBLOCK), (TaskOperation.PROMOTE,)),
@@ -171,6 +185,7 @@ CALLS: dict[Act, tuple[tuple[TaskOperation, ...], ...]] = {
     claim_and_start: ((TaskOperation.CLAIM, TaskOperation.START),),
     # These move nothing themselves.
     spawn: (),
+    signal: (),
     heartbeat: (),
 }
 
@@ -184,7 +199,12 @@ ELSEWHERE = {
 }
 
 #: Allowed without a move: one more thing to wait for, and children of a task that goes on.
-STAYS = {(add_dependency, Status.PENDING), (spawn, Status.RUNNING)}
+STAYS = {
+    (add_dependency, Status.PENDING),
+    (spawn, Status.RUNNING),
+    # It is kept until the task waits for it.
+    *((signal, status) for status in LIVE),
+}
 
 #: The call that led here, again: answered as the first time (R-100, R-174), and nothing changes. READY and
 #: PENDING tasks of this test never had a claim; tests/races/test_zombie_races.py repeats what leads there.

@@ -12,10 +12,16 @@ Most messages have no answer:
     {"snooze": SECONDS}                                        the last of these counts
     {"cancel": REASON}
 
-Two are questions, each answered by one line on the same descriptor:
+Four are questions, each answered by one line on the same descriptor:
 
     {"step": NAME}                              → {"step": NAME, "done": true, "result": …}, or "done": false
     {"spawn": KEY, "tasks": […], "wait": true}  → {"spawn": KEY, "children": [{"id", "status", "output"}]}
+    {"sleep": NAME, "seconds": N}               → {"sleep": NAME}
+    {"wait_for": NAME, "signal": NAME, "timeout": N}
+        → {"wait_for": NAME, "timed_out": false, "data": …}, or "timed_out": true
+
+A program whose task has to wait is ended, and started again when the wait is over: it asks again then, and is
+answered.
 
 Messages are processed in order: an answer means that everything before it is stored. An invalid line ends the
 program and fails the attempt, since its content would be lost.
@@ -52,6 +58,11 @@ class Message(Struct, forbid_unknown_fields=True):
     spawn: str | UnsetType = UNSET
     tasks: list[NewTask] | UnsetType = UNSET
     wait: bool = False
+    sleep: str | UnsetType = UNSET
+    seconds: float | UnsetType = UNSET
+    wait_for: str | UnsetType = UNSET
+    signal: str | None = None
+    timeout: float | None = None
     fail: str | UnsetType = UNSET
     category: str = FailureCategory.ERROR
     retry_after_sec: float | None = None
@@ -61,7 +72,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
 #: The kinds of messages; `spend` may also belong to a step, and comes last.
 _KINDS = (
-    *("progress", "step", "checkpoint", "artifact", "decision_report", "spawn"),
+    *("progress", "step", "checkpoint", "artifact", "decision_report", "spawn", "sleep", "wait_for"),
     *("fail", "snooze", "cancel", "spend"),
 )
 _decode = msgspec.json.Decoder(Message).decode
@@ -124,6 +135,8 @@ class Conversation:
                 await self._execution.steps.end(str(message.step), message.result, self._charge(message))
             case "spawn":
                 await self._spawn(str(message.spawn), message)
+            case "sleep" | "wait_for":
+                await self._wait(kind, message)
             case "checkpoint":
                 await ctx.checkpoint(message.checkpoint)
             case "artifact":
@@ -157,6 +170,19 @@ class Conversation:
         children = await self._ctx.spawn(key, message.tasks, wait=message.wait)
         listed = [{"id": child.id, "status": child.status, "output": child.output} for child in children]
         await self._send({"spawn": key, "children": listed})
+
+    async def _wait(self, kind: str, message: Message) -> None:
+        waits = self._execution.waits
+        if kind == "sleep":
+            if message.seconds is UNSET:
+                raise ValueError("a sleep needs seconds")
+            await waits.sleep(str(message.sleep), message.seconds)
+            await self._send({"sleep": message.sleep})
+            return
+        name = str(message.wait_for)
+        end = await waits.wait_for(name, signal=message.signal, timeout=message.timeout)
+        data = None if end.signal is None else end.signal.data
+        await self._send({"wait_for": name, "timed_out": end.signal is None, "data": data})
 
     async def _send(self, answer: dict[str, Any]) -> None:
         await self._answer(msgspec.json.encode(answer) + b"\n")

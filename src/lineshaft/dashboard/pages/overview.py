@@ -22,6 +22,8 @@ WORDS: Mapping[ReasonCode | None, str] = {
     ReasonCode.GATE_BUDGET: "no money is left to check its output",
     ReasonCode.WAITING_APPROVAL: "waits for a person",
     ReasonCode.SCHEDULED: "scheduled for later",
+    ReasonCode.SLEEPING: "sleeps",
+    ReasonCode.WAITING_SIGNAL: "waits for a signal",
     ReasonCode.NO_CAPABLE_AGENT: "no agent can do it",
     ReasonCode.NO_AFFORDABLE_AGENT: "no agent can pay for it",
     ReasonCode.DAG_BUDGET: "its DAG has no money left",

@@ -76,6 +76,8 @@ async def task_view(visit: Visit) -> View | Response:
         "cancelled_with": _cancelled_with(relatives.cancelled_with),
         "events": list(reversed(events.items)),
         "most_events": _MOST_EVENTS,
+        "awaited_signal": await engine.waits.awaited(name) if one.status is Status.PENDING else None,
+        "signals": await engine.waits.signals(name),
         "artifacts": await artifacts_of(visit, one),
         "inputs": await _inputs(visit, one),
         "can_retry": one.status in _RETRIED,

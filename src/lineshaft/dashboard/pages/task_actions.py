@@ -15,6 +15,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.printable import printable
 from lineshaft.types import CostCorrection, Disputed, TaskChange
 from lineshaft.types.request import MAX_REASON
+from lineshaft.types.waits import NewSignal
 
 pages = Pages()
 
@@ -62,6 +63,14 @@ async def resume(visit: Visit) -> Done:
     resumed = await visit.engine.pauses.resume(None if name == "*" else name)
     what = "everything" if name == "*" else f"type {printable(name)[:100]!r}"
     return Done(_here(visit), f"Resumed {what}." if resumed else f"There was no pause of {what} any more.")
+
+
+@pages.action("/tasks/{id}/signal", refused=task_view)
+async def send_signal(visit: Visit) -> Done:
+    form = visit.form
+    data = form.get("data").encode(errors="replace") or b"null"
+    sent = await visit.engine.waits.signal(visit.path["id"], NewSignal(form.get("signal"), data))
+    return Done(_here(visit), f"Sent the signal {printable(sent.name)[:100]}.")
 
 
 @pages.action("/tasks/{id}/change", refused=task_view)

@@ -525,6 +525,10 @@ SELECT task.id,
     (SELECT CASE WHEN attempt.outcome = 'failed' THEN jsonb_build_object('category', attempt.category, 'error', attempt.error) END
      FROM lineshaft.attempt
      WHERE attempt.task_id = task.id AND attempt.outcome IN ('failed', 'completed') ORDER BY attempt.epoch DESC LIMIT 1) AS last_error,
+    (SELECT jsonb_agg(
+        jsonb_build_object('id', signal.id, 'name', signal.name, 'data', signal.data, 'at', lineshaft.iso(signal.at)) ORDER BY signal.no
+     )
+     FROM lineshaft.signal WHERE signal.task_id = task.id AND signal.received_at IS NULL) AS signals,
     (SELECT jsonb_object_agg(child.id, jsonb_build_object('status', coalesce(ended.status, live.status)::text, 'output', ended.output))
      FROM lineshaft.edge
      JOIN lineshaft.task AS child ON child.id = edge.depends_on

@@ -46,6 +46,7 @@ SELECT
     extract(epoch FROM delayed.retry_at - clock.now)::double precision AS retry_sec,
     delayed.scheduled,
     extract(epoch FROM delayed.scheduled_at - clock.now)::double precision AS scheduled_sec,
+    delayed.waiting,
     leased.held,
     extract(epoch FROM leased.lease_until - clock.now)::double precision AS lease_sec,
     unclaimed.ready, unclaimed.ready_id
@@ -54,10 +55,12 @@ CROSS JOIN (
     SELECT
         count(*) FILTER (WHERE live.status = 'RETRYING')::integer AS retrying,
         min(live.due_at) FILTER (WHERE live.status = 'RETRYING') AS retry_at,
-        count(*) FILTER (WHERE live.status = 'PENDING')::integer AS scheduled,
-        min(live.due_at) FILTER (WHERE live.status = 'PENDING') AS scheduled_at
+        count(*) FILTER (WHERE live.status = 'PENDING' AND wait.signal IS NULL)::integer AS scheduled,
+        min(live.due_at) FILTER (WHERE live.status = 'PENDING' AND wait.signal IS NULL) AS scheduled_at,
+        count(*) FILTER (WHERE live.status = 'PENDING' AND wait.signal IS NOT NULL)::integer AS waiting
     FROM lineshaft.task_live AS live
     JOIN lineshaft.lane ON lane.id = live.lane_id
+    LEFT JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch
     WHERE live.status IN ('PENDING', 'RETRYING') AND live.due_at IS NOT NULL AND lane.type = ANY (%(types)s::text[])
 ) AS delayed
 CROSS JOIN (

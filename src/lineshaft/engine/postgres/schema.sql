@@ -490,6 +490,20 @@ CREATE TABLE lineshaft.session (
     CONSTRAINT session_pkey PRIMARY KEY (hash)
 );
 
+-- Signals to tasks.
+CREATE TABLE lineshaft.signal (
+    no bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamp with time zone NOT NULL,
+    received_at timestamp with time zone,
+    task_id text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    key text COLLATE "C",
+    sender text,
+    data jsonb,
+    CONSTRAINT signal_pkey PRIMARY KEY (task_id, no)
+);
+
 -- Models and providers that claims avoid after a rate limit. A cleared one stays, as the latest signal.
 CREATE TABLE lineshaft.slowdown (
     signalled_at timestamp with time zone NOT NULL,
@@ -794,6 +808,17 @@ CREATE TABLE lineshaft.uncapped_claim (
     CONSTRAINT uncapped_claim_pkey PRIMARY KEY (agent_id, type)
 );
 
+-- Sleeps and waits for signals that tasks have begun and whose step isn't recorded yet.
+CREATE TABLE lineshaft.wait (
+    until timestamp with time zone,
+    epoch integer NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    signal text COLLATE "C",
+    CONSTRAINT sleep_has_an_end CHECK (((signal IS NOT NULL) OR (until IS NOT NULL))),
+    CONSTRAINT wait_pkey PRIMARY KEY (task_id, name)
+);
+
 CREATE INDEX artifact_by_use ON lineshaft.artifact USING btree (used_at, id);
 CREATE INDEX artifact_of_content ON lineshaft.artifact USING btree (sha256);
 CREATE UNIQUE INDEX artifact_of_task ON lineshaft.artifact USING btree (task_id, sha256, md5(name)) WHERE (task_id IS NOT NULL);
@@ -821,6 +846,8 @@ CREATE INDEX notification_of_message ON lineshaft.notification USING btree (mess
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
+CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
+CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);
 CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
 CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
 CREATE INDEX source_of_files ON lineshaft.source USING btree (name) WHERE ((kind = 'files'::text) AND (NOT paused));

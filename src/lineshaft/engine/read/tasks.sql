@@ -16,7 +16,14 @@ SELECT
     coalesce(live.priority, task.priority) AS priority,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline,
     live.downstream,
-    CASE WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at) ELSE task.run_at END AS run_at,
+    CASE
+        -- What waits for a signal without a time limit is due in a year, to be looked at.
+        WHEN live.status = 'PENDING' AND live.due_at IS NOT NULL AND live.epoch > 0
+            AND EXISTS (SELECT FROM lineshaft.wait WHERE wait.task_id = live.id AND wait.epoch = live.epoch AND wait.until IS NULL)
+        THEN task.run_at
+        WHEN live.status = 'PENDING' THEN coalesce(live.due_at, task.run_at)
+        ELSE task.run_at
+    END AS run_at,
     CASE WHEN live.status = 'RETRYING' THEN live.due_at END AS retry_at,
     coalesce(live.blocked, 0) AS blocked,
     live.parked,

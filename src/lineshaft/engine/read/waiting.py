@@ -32,6 +32,8 @@ _STATES = {
     "blocked": (ReasonCode.BLOCKED_BY_DEPENDENCY, Status.PENDING),
     "below_dead_letter": (ReasonCode.UPSTREAM_DEAD_LETTERED, Status.PENDING),
     "scheduled": (ReasonCode.SCHEDULED, Status.PENDING),
+    "sleeping": (ReasonCode.SLEEPING, Status.PENDING),
+    "waiting_signal": (ReasonCode.WAITING_SIGNAL, Status.PENDING),
     "retrying": (ReasonCode.WAITING_RETRY, Status.RETRYING),
     "lock": (ReasonCode.LOCK_HELD, Status.READY),
     "dag_budget": (ReasonCode.DAG_BUDGET, Status.READY),

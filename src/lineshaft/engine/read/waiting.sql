@@ -5,14 +5,23 @@
 -- As in why.py.
 CASE
     WHEN status = 'RETRYING' THEN 'retrying'
-    WHEN status = 'PENDING' THEN CASE WHEN blocked > 0 THEN 'blocked' ELSE 'scheduled' END
+    WHEN status = 'PENDING' THEN CASE WHEN blocked > 0 THEN 'blocked' ELSE coalesce(suspended, 'scheduled') END
     WHEN parked = 'dag_budget' THEN 'dag_budget'
     WHEN parked = 'lock' OR refused THEN 'lock'
     ELSE 'ready'
 END AS state
 
 -- fragment: group_columns
-lane_id, state, count(*)::integer AS n, min(ready_at) AS oldest, min(due_at) AS due, min(id) AS first_id
+lane_id, state, count(*)::integer AS n, min(ready_at) AS oldest,
+-- What waits for a signal without a time limit is due in a year, to be looked at.
+min(due_at) FILTER (WHERE state <> 'waiting_signal') AS due, min(id) AS first_id
+
+-- fragment: suspended
+-- Whether it sleeps or waits for a signal: only what has been claimed before does.
+CASE WHEN live.status = 'PENDING' AND live.due_at IS NOT NULL AND live.epoch > 0 THEN (
+    SELECT CASE WHEN wait.signal IS NULL THEN 'sleeping' ELSE 'waiting_signal' END
+    FROM lineshaft.wait WHERE wait.task_id = live.id AND wait.epoch = live.epoch
+) END AS suspended
 
 -- fragment: refused
 -- Whether its lock is held, though no claim has parked it yet: few tasks have a lock.
@@ -43,6 +52,8 @@ FROM (
     -- include: state
     FROM (
         SELECT live.*,
+        -- include: suspended
+        ,
         -- include: refused
         FROM lineshaft.task_live AS live
         WHERE live.status IN ('PENDING', 'READY', 'RETRYING')
@@ -58,13 +69,15 @@ FROM (
     SELECT source, id, lane_id, ready_at, due_at,
     -- include: state
     FROM (
-        (SELECT 'due' AS source, id, lane_id, ready_at, due_at, status, blocked, parked, false AS refused FROM lineshaft.task_live
+        (SELECT 'due' AS source, id, lane_id, ready_at, due_at, status, blocked, parked, false AS refused,
+            -- include: suspended
+         FROM lineshaft.task_live AS live
          WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'lock', id, lane_id, ready_at, due_at, status, blocked, parked, false FROM lineshaft.task_live
+        (SELECT 'lock', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
          WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock' LIMIT %(most)s::integer)
         UNION ALL
-        (SELECT 'dag_budget', id, lane_id, ready_at, due_at, status, blocked, parked, false FROM lineshaft.task_live
+        (SELECT 'dag_budget', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
          WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
     ) AS live
 ) AS live
@@ -78,7 +91,7 @@ FROM (
     SELECT id, lane_id, ready_at, due_at,
     -- include: state
     FROM (
-        SELECT live.*,
+        SELECT live.*, NULL AS suspended,
         -- include: refused
         FROM lineshaft.task_live AS live TABLESAMPLE SYSTEM (coalesce(%(percent)s::real, 100))
         WHERE (live.status = 'PENDING' AND live.due_at IS NULL) OR (live.status = 'READY' AND live.parked IS NULL)

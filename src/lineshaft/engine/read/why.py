@@ -5,6 +5,7 @@ at least one active agent would get it in its turn: its place in the queue is no
 pass all tests: a free agent without money and a busy agent with money don't add up.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -218,8 +219,23 @@ def _deadline(task: Row, status: Status) -> Iterable[Reason]:
 
 
 def _schedule(task: Row) -> Iterable[Reason]:
-    if task["due_at"] is not None:
+    if task["wait_name"] is not None:
+        yield _wait(task)
+    elif task["due_at"] is not None:
         yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.")
+
+
+def _wait(task: Row) -> Reason:
+    name, signal, until = task["wait_name"], task["wait_signal"], task["wait_until"]
+    if signal is None:
+        return Reason(ReasonCode.SLEEPING, f"Sleeps in step {name!r} until {_when(until, task['now'])}.")
+    step = "" if name == signal else f", in step {name!r}"
+    end = "without a time limit" if until is None else f"until {_when(until, task['now'])}"
+    return Reason(
+        ReasonCode.WAITING_SIGNAL,
+        f"Waits for the signal {signal!r}{step}, {end}. Send it: lineshaft task signal {task['id']} "
+        f"{shlex.quote(signal)}.",
+    )
 
 
 def _retry(task: Row) -> Reason:

@@ -3,7 +3,7 @@
 -- name: why_task
 SELECT
     clock.now, task.id, coalesce(live.status, ended.status)::text AS status,
-    live.due_at, live.is_batch, live.parked, live.last_category, coalesce(live.attempts, ended.attempts) AS attempts, task.max_attempts,
+    live.due_at, wait.name AS wait_name, wait.signal AS wait_signal, wait.until AS wait_until, live.is_batch, live.parked, live.last_category, coalesce(live.attempts, ended.attempts) AS attempts, task.max_attempts,
     coalesce(live.agent_id, ended.agent_id) AS holder, instance.name AS instance,
     coalesce(live.claimed_at, ended.claimed_at) AS claimed_at, coalesce(live.started_at, ended.started_at) AS started_at,
     live.heartbeat_at, live.lease_until, live.limit_sec, left(live.progress::text, 300) AS progress,
@@ -35,6 +35,7 @@ LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
 LEFT JOIN lineshaft.instance
     ON instance.agent_id = coalesce(live.agent_id, ended.agent_id)
     AND instance.incarnation = coalesce(live.incarnation, ended.incarnation)
+LEFT JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch AND live.status = 'PENDING' AND live.due_at IS NOT NULL
 LEFT JOIN lineshaft.lane ON lane.id = live.lane_id
 LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
 LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id

@@ -6,6 +6,7 @@ unless the caller wants it cancelled, nothing is changed.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,6 +22,7 @@ from lineshaft.engine.transition.reviews import NewReview
 from lineshaft.engine.transition.revive import Revivable, Revive
 from lineshaft.engine.transition.steps import forget_steps
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.engine.transition.waits import forget_waits
 from lineshaft.errors import DependentsRunningError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.model.reviews import Resolution
 from lineshaft.model.states import Status
@@ -33,8 +35,8 @@ _NAMED = 5
 
 class _DownstreamTask(Struct, frozen=True):
     id: str
-    #: It has begun with the outputs of others, and waits for its own children now.
-    awaits_children: bool
+    #: It has begun with the outputs of others, and waits for its own children, sleeps, or waits for a signal.
+    is_suspended: bool
 
 
 class _OpenEdges(Struct, frozen=True):
@@ -91,7 +93,7 @@ class Rerun:
                 raise _deleted(task_id, deleted)
             await connection.execute(_SQL["keep_attempts"], {"ids": list(scope.again)})
             if forget_steps:
-                await _forget(connection, scope)
+                await _forget(connection, scope, self._transitions.now)
             await self._wait_again(connection, task_id, scope, downstream=downstream)
             statuses = await self._revive.bring_back(
                 connection,
@@ -122,7 +124,7 @@ class Rerun:
                 raise _not_completed(task_id, ended[task_id].status if task_id in ended else status)
         ours = {name: task for name, task in live.items() if name in members}
         running = {
-            name: task for name, task in ours.items() if task.status in HELD or members[name].awaits_children
+            name: task for name, task in ours.items() if task.status in HELD or members[name].is_suspended
         }
         return _Scope(
             {task_id: ended[task_id], **{name: task for name, task in ended.items() if name in members}},
@@ -158,7 +160,9 @@ class Rerun:
                 # Nothing of the batch is running now, and the task above may need its lock.
                 effects.release_batch_lock(task)
         numbers = [open_edges[name] for name in blocked]
-        await connection.execute(_SQL["block_waiting"], {"ids": blocked, "open": numbers})
+        await connection.execute(
+            _SQL["block_waiting"], {**self._transitions.now, "ids": blocked, "open": numbers}
+        )
         await self._transitions.write(connection, effects)
         # What they have spawned was for an output that is replaced.
         children = await self._locks.children(connection, list(scope.running))
@@ -169,7 +173,7 @@ class Rerun:
         await unpark_budget_waiters(connection, sorted({task.dag_id for task in ready if task.dag_id}))
 
 
-async def _forget(connection: Connection, scope: _Scope) -> None:
+async def _forget(connection: Connection, scope: _Scope, now: dict[str, Any]) -> None:
     """Delete steps and checkpoints of everything that has begun, and begins again with other inputs."""
     retried = [name for name, task in scope.waiting.items() if task.status == Status.RETRYING]
     await forget_steps(connection, [*scope.again, *retried], None)
@@ -177,6 +181,7 @@ async def _forget(connection: Connection, scope: _Scope) -> None:
     await forget_steps(connection, list(scope.running), None, spawned=True)
     ids = [*scope.again, *scope.running, *retried]
     await connection.execute(_SQL["forget_checkpoints"], {"ids": ids})
+    await forget_waits(connection, ids, now)
 
 
 def _not_completed(task_id: str, status: str | None) -> LineshaftError:

@@ -30,13 +30,16 @@ member AS MATERIALIZED (
     JOIN lineshaft.task_live AS live ON live.id = dependent.task_id
 )
 SELECT member.id,
-    -- It has begun with the outputs of others, and waits for its own children now.
+    -- It has begun with the outputs of others, and waits for its own children, sleeps, or waits for a signal.
     coalesce(live.status = 'PENDING' AND NOT live.is_batch, false)
-        AND EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = member.id AND edge.kind = 'ended' AND NOT edge.satisfied)
+        AND (
+            EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = member.id AND edge.kind = 'ended' AND NOT edge.satisfied)
+            OR EXISTS (SELECT FROM lineshaft.wait WHERE wait.task_id = member.id AND wait.epoch = live.epoch)
+        )
         AND EXISTS (
             SELECT FROM lineshaft.edge
             WHERE edge.task_id = member.id AND edge.kind = 'success' AND edge.depends_on = ANY (ARRAY(SELECT other.id FROM member AS other))
-        ) AS awaits_children
+        ) AS is_suspended
 FROM member
 LEFT JOIN lineshaft.task_live AS live ON live.id = member.id
 
@@ -84,7 +87,8 @@ FROM unnest(%(ids)s::text[]) AS waiting (id)
 -- name: block_waiting
 -- READY or RETRYING → PENDING; a retry that isn't due yet still waits for its time. Guarded by the row locks that lock_tasks holds.
 UPDATE lineshaft.task_live AS live
-SET blocked = waiting.n, status = 'PENDING', parked = NULL
+SET blocked = waiting.n, status = 'PENDING', parked = NULL,
+    due_at = CASE WHEN live.due_at > coalesce(%(now)s::timestamptz, now()) THEN live.due_at END
 FROM unnest(%(ids)s::text[], %(open)s::integer[]) AS waiting (id, n)
 WHERE live.id = waiting.id
 

@@ -19,6 +19,7 @@ from lineshaft.engine.transition.effects import log_events
 from lineshaft.engine.transition.reviews import MANUAL_RETRY, NewReview, Reviews
 from lineshaft.engine.transition.rows import NewEvent
 from lineshaft.engine.transition.transitions import Transitions
+from lineshaft.engine.transition.waits import forget_waits
 from lineshaft.errors import AlreadyExistsError, InvalidTransitionError, LineshaftError, NotFoundError
 from lineshaft.model.budget import attempt_limit
 from lineshaft.model.idempotency import content_hash
@@ -159,6 +160,8 @@ class Revive:
                     "changed."
                 )
         await self._retake_keys(connection, wanted, review.verb)
+        # A wait that it was in begins again.
+        await forget_waits(connection, list(tasks), self._database.now)
         lanes = await self._lanes.find(connection, [task.lane for task in wanted])
         owners = await self._lock_owners(connection, tasks)
         revived = await fetch_rows(

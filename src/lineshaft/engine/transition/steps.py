@@ -61,9 +61,15 @@ class Steps:
         async def work(connection: Connection) -> dict[NewStep, RecordedStep]:
             # Before the results, which then say what is left.
             await spending.book(connection, spent, self._database.now)
-            return await self._record(connection, steps)
+            recorded = await self._record(connection, steps)
+            for step in recorded:
+                if step.received:
+                    received = {"id": step.claim.id, "received": list(step.received)}
+                    await connection.execute(_SQL["receive_signals"], {**self._database.now, **received})
+            return recorded
 
-        found = await (self._database.run(work) if spent else self._database.run_alone(work))
+        is_single = not spent and not any(step.received for step in steps)
+        found = await (self._database.run_alone(work) if is_single else self._database.run(work))
         rest = list(dict.fromkeys(step.claim for step in steps if step not in found))
         if not rest:
             return [found[step] for step in steps]
@@ -135,8 +141,11 @@ async def forget_steps(
 ) -> set[tuple[str, str]]:
     """Delete recorded steps of tasks, which are locked; returns their tasks and names.
 
-    None: all steps, but records of spawned tasks only with `spawned`.
+    None: all steps, with the signals that they have received or would receive, but records of spawned tasks
+    only with `spawned`.
     """
+    if names is None:
+        await connection.execute(_SQL["forget_signals"], {"ids": list(ids)})
     parameters = {
         "ids": list(ids),
         "names": None if names is None else list(names),

@@ -24,6 +24,22 @@ recorded AS (
         digest = CASE WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN excluded.digest ELSE step.digest END,
         epoch = CASE WHEN step.digest <> excluded.digest AND step.epoch < excluded.epoch THEN excluded.epoch ELSE step.epoch END
     RETURNING task_id, name, data
+),
+-- The holder of a task may record the step of a wait itself, when its claim had the signal: then that is received.
+waited AS (
+    DELETE FROM lineshaft.wait USING recorded WHERE wait.task_id = recorded.task_id AND wait.name = recorded.name
+    RETURNING wait.task_id, wait.signal
+),
+received AS (
+    UPDATE lineshaft.signal
+    SET received_at = coalesce(%(now)s::timestamptz, now()), data = NULL
+    FROM waited
+    CROSS JOIN LATERAL (
+        SELECT signal.no FROM lineshaft.signal
+        WHERE signal.task_id = waited.task_id AND signal.received_at IS NULL AND signal.name = waited.signal
+        ORDER BY signal.no LIMIT 1
+    ) AS first
+    WHERE signal.task_id = waited.task_id AND signal.no = first.no
 )
 SELECT recorded.task_id, recorded.name, recorded.data,
     task.max_total_cost_usd - live.cost_usd - live.attempt_cost_usd AS task_left,
@@ -34,6 +50,12 @@ JOIN lineshaft.task_live AS live ON live.id = recorded.task_id
 JOIN lineshaft.task ON task.id = recorded.task_id
 LEFT JOIN lineshaft.agent ON agent.id = live.agent_id
 LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
+
+-- name: receive_signals
+-- Those that a step acknowledges by their ids. Follows record_steps, which has locked the task.
+UPDATE lineshaft.signal
+SET received_at = coalesce(%(now)s::timestamptz, now()), data = NULL
+WHERE task_id = %(id)s::text AND received_at IS NULL AND id = ANY (%(received)s::text[])
 
 -- name: save_checkpoints
 INSERT INTO lineshaft.checkpoint (task_id, epoch, recorded_at, data)
@@ -65,3 +87,6 @@ WHERE task_id = ANY (%(ids)s::text[])
       WHEN %(names)s::text[] IS NULL THEN name NOT LIKE %(spawn)s::text OR %(spawned)s::boolean ELSE name = ANY (%(names)s::text[])
   END
 RETURNING task_id, name
+
+-- name: forget_signals
+DELETE FROM lineshaft.signal WHERE task_id = ANY (%(ids)s::text[])

@@ -157,6 +157,19 @@ async def spawn_batch(call: Call, request: Batch[Raw]) -> Items:
     return answer(await work_calls.spawn(call, decoded(request.items, protocol.SpawnItem)), call)
 
 
+@_batch(
+    "suspend",
+    Batch[protocol.SuspendItem],
+    protocol.SuspendResult,
+    name="approval",
+    signal="approved",
+    timeout_sec=86_400,
+)
+async def suspend_batch(call: Call, request: Batch[Raw]) -> Items:
+    """Let several tasks sleep or wait for signals, as `POST /v1/tasks/{id}/suspend` does."""
+    return answer(await work_calls.suspend(call, decoded(request.items, protocol.SuspendItem)), call)
+
+
 @operation("POST /v1/work/maintain", Scope.AGENT, repeatable=True, example={})
 async def maintain(call: Call, request: Nothing) -> protocol.Maintained:  # noqa: ARG001 - no fields, but checked
     """Make due tasks READY and take back lost ones, now.
@@ -257,6 +270,25 @@ async def create_subtasks(call: Call, request: protocol.SpawnItem) -> Any:
     is claimed again with their outcomes.
     """
     return only(await work_calls.spawn(call, [request]))
+
+
+@_work(
+    "POST /v1/tasks/{id}/suspend",
+    Scope.AGENT,
+    response=protocol.SuspendResult,
+    codes=(*_CLAIM_CODES, "budget_exceeded"),
+    example={**_TOKEN, "name": "approval", "signal": "approved", "timeout_sec": 86_400},
+)
+async def suspend_task(call: Call, request: protocol.SuspendItem) -> Any:
+    """Sleep, or wait for a signal, without holding anything.
+
+    With `suspended` true the claim is over and the task is PENDING: no attempt is used, and slot, locks and
+    reservation are free. It is claimed again when the signal has come or the time has passed; make this call
+    again then. With `suspended` false the claim goes on: `signal` is what it waited for, or null if the time
+    has passed. That is recorded as the step `name`, together with the receipt of the signal, so a repeated
+    call, also under a later claim, returns the same.
+    """
+    return only(await work_calls.suspend(call, [request]))
 
 
 @_work(

@@ -37,6 +37,7 @@ from lineshaft.types import work as w
 from lineshaft.types.assignments import Assignment, assignments
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef
 from lineshaft.types.protocol import BatchView
+from lineshaft.types.waits import Suspended
 
 _log = logging.getLogger("lineshaft.server")
 
@@ -53,7 +54,7 @@ _full: Callable[..., Assignment[Task]] = msgspec.structs.replace
 ALLOWED_FOR_SEC = 1.0
 
 
-R = TypeVar("R", bound=w.Moved | w.RecordedStep | w.SpawnResult)
+R = TypeVar("R", bound=w.Moved | w.RecordedStep | w.SpawnResult | Suspended)
 
 
 # Batches.
@@ -493,3 +494,14 @@ async def spawn(call: Call, items: Items[protocol.SpawnItem]) -> Results:
 
 def _spawned(made: w.Spawned) -> protocol.SpawnedTasks:
     return protocol.SpawnedTasks(items=list(made.submitted), children=made.children, paused=made.paused)
+
+
+async def suspend(call: Call, items: Items[protocol.SuspendItem]) -> Results:
+    claim_of = await verifier(call, items)
+    suspended = await _in_order(
+        items, lambda item: item.suspension(claim_of(item)), call.service.engine.work.suspend
+    )
+    return [
+        result if isinstance(result, LineshaftError) else protocol.SuspendResult.of(result)
+        for result in suspended
+    ]
