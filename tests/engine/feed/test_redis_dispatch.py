@@ -14,7 +14,6 @@ from lineshaft.engine.feed.lane_directory import Interest, LaneDirectory
 from lineshaft.engine.feed.redis_dispatch import LISTENER, LISTENER_WITH_REDIS, RedisDispatch, _payload
 from lineshaft.engine.feed.waiter import Waiter
 from lineshaft.engine.feed.wakeups import POLL_SUBSCRIBED, POLL_UNSUBSCRIBED, Mode
-from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.postgres.lane_reports import MOST_WAKES, LaneReports
 from lineshaft.integrations.redis.connection import TIMEOUT_SEC, RedisServer
 from lineshaft.model.tasks import NewTask
@@ -232,20 +231,6 @@ async def test_a_transaction_of_the_callers_own_wakes_a_process_with_redis(
             await own.commit()
 
         assert await wait
-
-
-async def test_a_rollback_wakes_nobody_for_good(dsn: str, shared: Valkey, lane: int) -> None:
-    async with process(dsn, shared.url) as submitter:
-        knows(submitter, lane)
-
-        async def fail(connection: Connection) -> None:
-            await submitter.engine.submission.submit([NewTask("a")], connection=connection)
-            raise KeyError
-
-        with pytest.raises(KeyError):
-            await submitter.engine.database.run(fail, pipeline=False)
-
-        assert await submitter.engine.read.tasks() is not None
 
 
 async def test_databases_that_share_a_redis_dont_wake_each_other(
