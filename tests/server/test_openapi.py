@@ -139,6 +139,8 @@ METRICS = {
     "source_firings_total": ("counter", {"source", "outcome"}),
     "source_lag_seconds": ("gauge", set()),
     "totals_age_seconds": ("gauge", set()),
+    "wakeup_mode": ("gauge", {"mode"}),
+    "wakeup_mode_since_seconds": ("gauge", set()),
 }
 
 
@@ -232,6 +234,10 @@ async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> Non
 async def test_metrics_of_an_empty_queue(client: Client) -> None:
     found = await samples(client)
 
+    # The mode and its beginning are of the server, not of the queue: exactly one mode holds.
+    of_server = {name: found.pop(name) for name in [*found] if name.startswith("wakeup_mode")}
+    assert of_server.pop("wakeup_mode_since_seconds") > 0
+    assert sum(of_server.values()) == 1
     assert found == {
         "tasks_dead_lettered_total": 0,
         "tasks_duplicate_total": 0,

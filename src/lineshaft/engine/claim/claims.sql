@@ -580,10 +580,13 @@ CROSS JOIN LATERAL (
     WHERE status = 'READY' AND parked IS NULL AND generation = generation.no AND lane_id = lane.id
     ORDER BY rank, submission_no
     LIMIT 1000
+    OFFSET 0
 ) AS live
-JOIN lineshaft.dead_letter AS letter
-    ON letter.task_id = live.id AND letter.revival = live.revivals - 1 AND letter.resolution = 'modify_and_retry'
+CROSS JOIN LATERAL (
+    SELECT resolution, reviewed_at FROM lineshaft.dead_letter WHERE task_id = live.id AND revival = live.revivals - 1 OFFSET 0
+) AS letter
 WHERE lane.type = ANY (%(probing)s::text[]) AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
+  AND letter.resolution = 'modify_and_retry'
 ORDER BY letter.reviewed_at
 LIMIT 1
 
