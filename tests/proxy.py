@@ -19,6 +19,9 @@ _RESET = struct.pack("ii", 1, 0)
 STATEMENTS = (b"Q", b"P")
 #: How much is kept of the beginning of what a client has sent: enough for its name.
 _KEPT = 2_000
+_FIELDS = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+#: The last message of a session of PostgreSQL that is terminated.
+_TERMINATED = b"E" + (len(_FIELDS) + 4).to_bytes(4, "big") + _FIELDS
 
 
 class Proxy:
@@ -41,6 +44,8 @@ class Proxy:
         self._resets = 0
         #: Data that begins with one of these goes nowhere.
         self.drops: tuple[bytes, ...] = ()
+        #: PostgreSQL is terminated when it has answered this.
+        self.terminated_after: bytes | None = None
         #: How long each piece of data is on its way.
         self.delay_sec = 0.0
         self.refused = 0
@@ -125,6 +130,10 @@ class Proxy:
                 if is_answer and self._answers_only is not None and self._answers_only not in beginning:
                     await self._answering.wait()
                 await asyncio.sleep(self.delay_sec)
+                if is_answer and self.terminated_after is not None and self.terminated_after in data:
+                    answered, _, _ = data.partition(self.terminated_after)
+                    target.write(answered + self.terminated_after + _TERMINATED)
+                    break
                 if number >= self._silent_below and not data.startswith(self.drops):
                     target.write(data)
                     await target.drain()

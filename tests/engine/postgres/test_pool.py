@@ -6,6 +6,7 @@ import pytest
 
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.errors import UnavailableError
+from tests.proxy import proxied
 
 
 async def pid_of(connection: Connection) -> int:
@@ -83,3 +84,14 @@ async def test_a_closed_database_has_no_connection_left(dsn: str) -> None:
                 found = await watcher.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [kept])
                 if await found.fetchone() is None:
                     break
+
+
+async def test_a_session_that_ends_right_after_a_commit_is_an_outage(dsn: str) -> None:
+    """The driver finds two results of one command, which it calls an internal error."""
+    async with proxied(dsn) as (through, proxy), Database(through, max_connections=1) as database:
+        await used(database)
+        proxy.terminated_after = b"COMMIT\0"
+        with pytest.raises(UnavailableError, match="The database is unavailable"):
+            await database.run(pid_of, pipeline=False)
+        proxy.terminated_after = None
+        await used(database)

@@ -253,7 +253,7 @@ def raise_translated(error: BaseException) -> None:
             "(10 s, unless lock_timeout in the database URL says otherwise). Nothing was changed; try again. "
             "If it stays so, pg_stat_activity shows the transaction."
         ) from error
-    if _is_read_only(error) or isinstance(error, psycopg.OperationalError):
+    if _is_read_only(error) or _is_cut_off(error) or isinstance(error, psycopg.OperationalError):
         if error.sqlstate is None or error.sqlstate.startswith(_UNAVAILABLE):
             raise UnavailableError(
                 f"The database is unavailable: {_first_line(error)}. Try again."
@@ -284,6 +284,14 @@ _UNAVAILABLE = ("08", "53", "57", "58", _READ_ONLY)
 
 def _is_read_only(error: BaseException | None) -> TypeGuard[psycopg.Error]:
     return isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
+
+
+def _is_cut_off(error: BaseException) -> TypeGuard[psycopg.InternalError]:
+    """Whether the server ended the session right after it had answered.
+
+    The driver then finds two results of one command. The server's own internal errors have an SQLSTATE.
+    """
+    return isinstance(error, psycopg.InternalError) and error.sqlstate is None
 
 
 def _is_about_characters(error: UnicodeError | psycopg.DataError) -> bool:
