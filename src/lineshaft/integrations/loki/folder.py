@@ -134,6 +134,15 @@ def _parsed(path: Path, content: bytes) -> tuple[list[Raw], dict[str, Any] | Non
         raise _unreadable(path, f"it isn't a list of records in JSON: {error}") from None
 
 
+def as_record(raw: Raw | bytes) -> dict[str, Any] | None:
+    """An encoded record; None: it is something else, or has numbers or a depth that can't be read."""
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _unreadable(path: Path, why: str) -> UnreadableFileError:
     return UnreadableFileError(
         f"{path} can't be read ({why}). It is left as it is; repair or remove it, and its records are read."
