@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from datetime import timedelta
 from typing import Any
 
@@ -513,6 +514,29 @@ async def test_only_one_mirror_writes_and_the_next_goes_on(shared: Shared) -> No
     shared.move(taken, "in-progress", "completed", result=RESULT)
     await shared.round(second)
     assert world.status(taken) == "COMPLETED"
+
+
+async def test_a_folder_that_is_removed_has_one_mirror_afterwards(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = shared.world
+    taken, offered = await world.one(priority=0), await world.one(priority=1)
+    await shared.round(first := shared.mirror())
+    shared.claim(taken, "shell-1")
+    await shared.round()
+    shutil.rmtree(shared.root)
+    await shared.round(first)
+
+    assert (first.is_leading, set(first.holdings.taken), free(shared)) == (True, {taken}, [offered])
+
+    shutil.rmtree(shared.root)
+    await shared.round(second := shared.mirror())
+    with caplog.at_level(logging.INFO, "lineshaft.loki"):
+        assert await first.run_once() == {}
+    await second.run_once()
+
+    assert (first.is_leading, second.is_leading, free(shared)) == (False, True, [offered])
+    assert "Another process mirrors" in caplog.text
 
 
 async def test_a_stale_file_is_not_taken_for_acts(shared: Shared) -> None:
