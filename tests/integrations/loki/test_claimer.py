@@ -213,6 +213,13 @@ def test_a_rate_limit_uses_no_attempt(root: Path) -> None:
     assert json.loads((root / "signals/RATE_LIMITED").read_text())["wait"] == 30
 
 
+def test_the_name_that_marks_records_that_are_held_back_is_no_agents(root: Path) -> None:
+    put(root, "pending", [record("a")])
+
+    with pytest.raises(InvalidInputError, match="Take another one"):
+        Claimer(root).claim("lineshaft")
+
+
 def test_what_nobody_holds_can_not_be_ended(root: Path) -> None:
     """F-15."""
     with pytest.raises(NotFoundError, match="no task a in"):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lineshaft.engine.guards.rules import read_breakers
-from lineshaft.errors import NotFoundError
+from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.integrations.loki import attempts, locks
 from lineshaft.integrations.loki.folder import Folder, QueueFile, as_record, read_object, write_object
 from lineshaft.integrations.loki.records import (
@@ -50,6 +50,11 @@ class Claimer:
 
     def claim(self, agent: str, types: Collection[str] = ()) -> Record | None:
         """Take the most urgent record that the agent may have; None: there is none."""
+        if agent == HELD_BACK:
+            raise InvalidInputError(
+                f"An agent can't be called {HELD_BACK}: that name marks records that programs may not claim. "
+                "Take another one."
+            )
         with self.folder.locked(wait_sec=self._wait_sec):
             if self.folder.paused_by is not None:
                 return None

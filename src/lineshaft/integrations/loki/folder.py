@@ -5,6 +5,7 @@ new one, also after a crash at any moment. A file that isn't JSON is kept as it 
 written replaces links; it never follows them, because programs that use the folder may be less trusted.
 """
 
+import errno
 import os
 import stat
 import time
@@ -92,7 +93,7 @@ class Folder:
         path = self.queue(name)
         before = _signature(path)
         try:
-            content = path.read_bytes()
+            content = _content(path)
         except FileNotFoundError:
             return QueueFile([], {} if self._wrap else None, _NEVER)
         except OSError as error:
@@ -119,6 +120,14 @@ class Folder:
         self.bytes_written += len(listed)
         replace(self.queue(name), listed + b"\n")
         return self.signature(name)
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError for pipes and devices: reading one may never end, while the folder is locked."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it isn't a regular file")
+        return file.read()
 
 
 def _parsed(path: Path, content: bytes) -> tuple[list[Raw], dict[str, Any] | None]:
@@ -207,7 +216,7 @@ def last_lines(path: Path, most_bytes: int = 1 << 16) -> list[bytes]:
 def read_object(path: Path) -> dict[str, Any]:
     """A file with a JSON object; empty if there is none. Raises UnreadableFileError for anything else."""
     try:
-        content = path.read_bytes()
+        content = _content(path)
         found = msgspec.json.decode(content) if content.strip() else {}
     except FileNotFoundError:
         return {}
