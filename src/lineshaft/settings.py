@@ -124,12 +124,15 @@ _REDIS_OPTIONS = frozenset(
 def _redis_url(text: str) -> str:
     parts = urlsplit(text)
     place = parts.path if parts.scheme == "unix" else parts.hostname
+    options = parse_qs(parts.query, keep_blank_values=True)
     if (
-        parts.scheme not in {"redis", "rediss", "unix"}
+        # In small letters and from the beginning, as the client of Redis wants it.
+        not text.startswith(("redis://", "rediss://", "unix://"))
         or not place
         or "," in parts.netloc.rpartition("@")[2]  # several hosts: a cluster, or Sentinels
         or parts.fragment  # of a password with a '#' that isn't escaped
-        or not parse_qs(parts.query, keep_blank_values=True).keys() <= _REDIS_OPTIONS
+        or not options.keys() <= _REDIS_OPTIONS
+        or not all(number.isdecimal() for number in options.get("db", ()))
     ):
         raise ValueError
     database = parts.path.removeprefix("/")

@@ -279,6 +279,12 @@ def _check_server(found: Findings, settings: Settings) -> None:
 
 def _check_redis(found: Findings, settings: Settings) -> None:
     if settings.redis_url is None:
+        needing = {
+            "LINESHAFT_REDIS_EVENTS": settings.redis_events,
+            "LINESHAFT_OFFICEPLANE_LOCKS": settings.officeplane_locks,
+            "LINESHAFT_OFFICEPLANE_SSE": settings.officeplane_sse,
+        }
+        found.problems += [f"{name} needs LINESHAFT_REDIS_URL." for name, is_on in needing.items() if is_on]
         return
     from lineshaft.integrations.redis.check import check  # noqa: PLC0415 - slow to import
 

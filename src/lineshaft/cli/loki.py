@@ -127,6 +127,7 @@ def _local(actions: Actions, name: str, help_: str, run: Any) -> argparse.Argume
 def import_(args: argparse.Namespace) -> int:
     from lineshaft.integrations.loki.folder import Folder  # noqa: PLC0415 - as all below, slow to import
     from lineshaft.integrations.loki.importing import plan  # noqa: PLC0415
+    from lineshaft.integrations.loki.records import dependencies_of  # noqa: PLC0415
 
     folder = Folder(_existing(args.directory))
     with folder.locked():
@@ -136,7 +137,8 @@ def import_(args: argparse.Namespace) -> int:
     left_out, created, ids = list(planned.left_out), 0, dict[str, str]()
     with connect(args, create=True) as shaft:
         for record in planned.records:
-            record["dependencies"] = [ids.get(name, name) for name in record.get("dependencies") or ()]
+            if names := dependencies_of(record):
+                record["dependencies"] = [ids.get(name, name) for name in names]
             try:
                 task = submit_record(shaft, record)
             except LineshaftError as error:

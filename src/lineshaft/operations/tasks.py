@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, field
 from msgspec.structs import replace
 
 from lineshaft import types as t
+from lineshaft.errors import InvalidInputError
 from lineshaft.integrations.loki import records
 from lineshaft.operations import examples, new_tasks
 from lineshaft.operations.operation import Engine, operation
@@ -37,7 +38,11 @@ class SubmitTask(Request, frozen=True, kw_only=True):
         if self.format is None:
             key = new_tasks.key_of(self.idempotency_key, self.task.idempotency_key)
             return new_tasks.with_key(self.task, key)
-        record = msgspec.json.decode(cast("Raw", self.task))
+        try:
+            record = msgspec.json.decode(cast("Raw", self.task))
+        except msgspec.ValidationError as error:
+            # A number that is too large. What isn't JSON was refused before.
+            raise InvalidInputError(errors=[("", str(error))]) from None
         task = records.new_task(record)
         named = record.get("idempotencyKey")
         # A key that is derived from the content counts if there is no other.

@@ -75,6 +75,9 @@ def test_a_claim_moves_the_most_urgent_record(root: Path) -> None:
         ({"availableAt": (datetime.now(UTC) + timedelta(hours=1)).timestamp()}, None),
         ({"dependencies": ["done"]}, "a"),
         ({"dependencies": ["done", "missing"]}, None),
+        ({"dependencies": 5}, None),
+        ({"dependencies": [["done"]]}, None),
+        ({"id": 5}, None),
     ],
 )
 def test_what_may_be_claimed(root: Path, fields: dict[str, Any], expected: str | None) -> None:
@@ -83,6 +86,36 @@ def test_what_may_be_claimed(root: Path, fields: dict[str, Any], expected: str |
     put(root, "pending", [record("a", **fields)])
 
     assert claimed(root, types=["x"]) == expected
+
+
+@pytest.mark.parametrize("wrong", ["5", "null", '"text"', "[]", '{"id": "big", "type": "x", "n": 1e999}'])
+def test_what_is_not_a_record_stays_and_stops_no_claim(root: Path, wrong: str) -> None:
+    path = root / "queue/pending.json"
+    path.write_text(f'[{wrong}, {{"id": "a", "type": "x"}}]')
+
+    assert claimed(root) == "a"
+    assert path.read_text().split() == f"[ {wrong} ]".split()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"retries": "x"},
+        {"retries": [1]},
+        {"retries": 10**4300 - 1},
+        {"backoffSeconds": 1e300},
+        {"backoffSeconds": -5},
+    ],
+)
+def test_numbers_that_make_no_sense_do_not_keep_a_failure_from_being_reported(
+    root: Path, fields: dict[str, Any]
+) -> None:
+    put(root, "pending", [record("a", **fields)])
+    claimed(root)
+
+    ended = Claimer(root).fail("a", "boom")
+
+    assert ended.queue == ("dead-letter" if isinstance(fields.get("retries"), int) else "pending")
 
 
 @pytest.mark.parametrize("name", ["PAUSE", "STOP"])
@@ -181,6 +214,13 @@ def test_a_rate_limit_uses_no_attempt(root: Path) -> None:
 
     assert by_id(root, "pending")["a"].get("retries", 0) == 0
     assert json.loads((root / "signals/RATE_LIMITED").read_text())["wait"] == 30
+
+
+def test_the_name_that_marks_records_that_are_held_back_is_no_agents(root: Path) -> None:
+    put(root, "pending", [record("a")])
+
+    with pytest.raises(InvalidInputError, match="Take another one"):
+        Claimer(root).claim("lineshaft")
 
 
 def test_what_nobody_holds_can_not_be_ended(root: Path) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -75,6 +76,19 @@ def test_what_is_not_json_is_kept_as_it_is(tmp_path: Path, content: str) -> None
         Folder(tmp_path).read("pending")
     Folder(tmp_path).create()
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFDIR])
+def test_what_is_not_a_file_is_not_waited_for(tmp_path: Path, kind: int) -> None:
+    folder = Folder(tmp_path)
+    path = folder.queue("pending")
+    path.parent.mkdir()
+    path.mkdir() if kind == stat.S_IFDIR else os.mkfifo(path)
+
+    with pytest.raises(UnreadableFileError):
+        folder.read("pending")
+    with pytest.raises(UnreadableFileError):
+        read_object(path)
 
 
 def test_a_file_is_replaced_atomically_and_keeps_its_mode(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def test_what_can_not_be_imported_is_named(cli: Cli, root: Path) -> None:
             record("late", dependencies=["nowhere"]),
             record("p", dependencies=["q"]),
             record("q", dependencies=["p"]),
+            record("five", dependencies=5),
+            record("nested", dependencies=[["p"]]),
             "text",
         ],
     )
@@ -109,7 +111,9 @@ def test_what_can_not_be_imported_is_named(cli: Cli, root: Path) -> None:
         "late",
         "p",
         "q",
-        "pending.json[6]",
+        "five",
+        "nested",
+        "pending.json[8]",
         "in-progress.json",
     }
     assert "cycle" in said.json["left_out"]["p"]
@@ -204,6 +208,8 @@ async def test_http_refuses_what_is_wrong_in_a_record(client: Client, body: Any,
         [place],
     )
     assert (await client.request("POST", "/v1/tasks?format=loki", raw=b'{"type"')).status == 422
+    too_large = b'{"type": "x", "payload": {"n": 1e999}}'
+    assert (await client.request("POST", "/v1/tasks?format=loki", raw=too_large)).status == 422
     assert (await client.post("/v1/tasks?format=other", {"type": "x"})).status == 422
 
 

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import shutil
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from lineshaft.errors import UnavailableError
 from lineshaft.integrations.loki.claimer import Claimer
 from lineshaft.integrations.loki.holdings import FOLDER_AGENT
 from lineshaft.model.states import Status
@@ -187,6 +189,60 @@ async def test_what_appears_in_pending_becomes_a_task(
     assert "Duplicate task detected: copy is task early" in caplog.text
     assert "bad in" in caplog.text
     assert world.task("early")["created_by"] == "system:loki"
+
+
+@pytest.mark.parametrize("wrong", ['"dependencies": 5', '"dependencies": [["x"]]', '"payload": {"n": 1e999}'])
+async def test_a_record_that_is_wrong_harms_no_other(shared: Shared, wrong: str) -> None:
+    await shared.round(shared.mirror())
+
+    records = f'[{{"id": "bad", "type": "x", {wrong}}}, {{"id": "good", "type": "x"}}]'
+    (shared.root / "queue/pending.json").write_text(records)
+    await shared.mirrors[0].run_once()
+    await shared.mirrors[0].run_once()
+
+    assert shared.world.status("good") == "CLAIMED"
+    assert wrong in (shared.root / "queue/pending.json").read_text()
+
+
+async def test_a_claim_in_the_far_future_is_one(shared: Shared) -> None:
+    task_id = await shared.world.one(preset="loki")
+    await shared.round(shared.mirror())
+
+    claim = {"claimedBy": "sh", "claimedAt": "9999-12-31T23:59:59.9Z"}
+    shared.change("pending", lambda records: records[task_id].update(claim))
+    await shared.round()
+
+    assert shared.world.status(task_id) == "RUNNING"
+
+
+async def test_what_programs_did_is_kept_while_the_database_is_away(shared: Shared) -> None:
+    world = shared.world
+    task_id = await world.one(preset="loki")
+    await shared.round(shared.mirror())
+    claimer = Claimer(shared.root)
+    claimer.claim("shell-1")
+    await shared.round()
+    world.connection.execute(
+        "CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'away' USING ERRCODE = 'cannot_connect_now'; END $$"
+    )
+    for table in ("task_live", "task_end"):
+        world.connection.execute(
+            f"CREATE TRIGGER away BEFORE INSERT OR UPDATE OR DELETE ON {table} EXECUTE FUNCTION away()"
+        )
+    try:
+        claimer.complete(task_id, RESULT)
+        put(shared.root, "pending", [record("new")])
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                await shared.mirrors[0].run_once()
+    finally:
+        world.connection.execute("DROP FUNCTION away CASCADE")
+
+    await shared.round()
+
+    assert (world.status(task_id), world.status("new")) == ("COMPLETED", "CLAIMED")
+    assert places(shared.root) == {task_id: ["completed"], "new": ["pending"]}
 
 
 async def test_a_record_that_is_claimed_when_it_appears_is_never_ready(shared: Shared) -> None:
@@ -458,6 +514,29 @@ async def test_only_one_mirror_writes_and_the_next_goes_on(shared: Shared) -> No
     shared.move(taken, "in-progress", "completed", result=RESULT)
     await shared.round(second)
     assert world.status(taken) == "COMPLETED"
+
+
+async def test_a_folder_that_is_removed_has_one_mirror_afterwards(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = shared.world
+    taken, offered = await world.one(priority=0), await world.one(priority=1)
+    await shared.round(first := shared.mirror())
+    shared.claim(taken, "shell-1")
+    await shared.round()
+    shutil.rmtree(shared.root)
+    await shared.round(first)
+
+    assert (first.is_leading, set(first.holdings.taken), free(shared)) == (True, {taken}, [offered])
+
+    shutil.rmtree(shared.root)
+    await shared.round(second := shared.mirror())
+    with caplog.at_level(logging.INFO, "lineshaft.loki"):
+        assert await first.run_once() == {}
+    await second.run_once()
+
+    assert (first.is_leading, second.is_leading, free(shared)) == (False, True, [offered])
+    assert "Another process mirrors" in caplog.text
 
 
 async def test_a_stale_file_is_not_taken_for_acts(shared: Shared) -> None:

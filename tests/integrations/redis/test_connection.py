@@ -178,6 +178,9 @@ def test_urls_of_one_server_are_accepted(url: str, tmp_path: Path) -> None:
         "redis://:secret@",
         "redis://:secret@a?socket_timeout=100",
         "http://secret@a",
+        "Redis://:secret@a",
+        " redis://:secret@a",
+        "unix://:secret@/run/valkey.sock?db=a",
     ],
 )
 def test_other_urls_are_refused_without_being_shown(url: str, tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from lineshaft.integrations.loki.records import (
     STATUS_IN,
     Record,
     base_of,
+    count,
+    dependencies_of,
+    id_of,
     instant,
     iso,
     priority_number,
@@ -55,12 +58,16 @@ def is_claimable(
     """Whether an agent may take a pending record; `types` empty: of any type."""
     due = instant(record.get("availableAt"))
     kind = type_of(record)
+    dependencies = dependencies_of(record)
     return (
-        not record.get("claimedBy")
+        # Its result is reported with the id.
+        id_of(record) is not None
+        and not record.get("claimedBy")
         and (not types or kind in types)
         and kind not in blocked_types
         and (due is None or due <= now)
-        and all(name in completed for name in record.get("dependencies") or ())
+        and dependencies is not None
+        and all(name in completed for name in dependencies)
     )
 
 
@@ -76,7 +83,7 @@ def blocked_types(
         state = breaker.get("state") if isinstance(breaker, dict) else None
         opened = instant(breaker.get("openedAt")) if state == _OPEN else None
         pause = timedelta(seconds=half_open_after.get(kind, half_open_after.get("*", 60.0)))
-        resting = state == _OPEN and (opened is None or now <= opened + pause)
+        resting = state == _OPEN and (opened is None or now - pause <= opened)
         if resting or (state in {_OPEN, _HALF_OPEN} and kind in busy):
             found.add(kind)
     return found
@@ -121,7 +128,6 @@ def failed(record: Record, error: object, now: datetime, *, held_by: str | None)
     doesn't change. A rate limit waits without using up an attempt.
     """
     text = error if isinstance(error, str) else ""
-    earlier = record.get("retries") or 0
     again = record | {
         "lastError": error,
         "claimedBy": held_by,
@@ -133,7 +139,7 @@ def failed(record: Record, error: object, now: datetime, *, held_by: str | None)
         wait = ratelimit.retry_after_in_error(text, now)
         wait = ratelimit.FIRST_WAIT_SEC if wait is None else wait
         return Ended(PENDING, again | {"availableAt": iso(_later(now, wait))}, wait)
-    retries = int(earlier) + 1
+    retries = count(record.get("retries")) + 1
     most = record.get("maxRetries")
     if retries >= (LOKI.max_attempts if not isinstance(most, int) else most):
         result = {"status": "failed", "output": None, "decisionReport": None}

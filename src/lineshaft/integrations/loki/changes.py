@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
+from lineshaft.integrations.loki.folder import as_record
 from lineshaft.integrations.loki.importing import PRECEDENCE
 from lineshaft.integrations.loki.records import (
     CANCELLED,
@@ -16,7 +17,7 @@ from lineshaft.integrations.loki.records import (
     current,
     instant,
 )
-from lineshaft.integrations.loki.view import View, as_record
+from lineshaft.integrations.loki.view import View
 
 #: Times in records are whole seconds.
 _ROUNDING = timedelta(seconds=1)
@@ -114,7 +115,7 @@ def _of_held(
 def _is_of_offer(record: Mapping[str, Any], held: Known) -> bool:
     """Whether a claim in the file is one of this offer: an older one is of an earlier claim."""
     at = instant(record.get("claimedAt"))
-    return not held.taken and (at is None or at + _ROUNDING >= held.since)
+    return not held.taken and (at is None or at >= held.since - _ROUNDING)
 
 
 def _cancelled(name: str, record: Mapping[str, Any]) -> Cancelled:

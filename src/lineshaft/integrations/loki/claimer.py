@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from lineshaft.engine.guards.rules import read_breakers
 from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.integrations.loki import attempts, locks
-from lineshaft.integrations.loki.folder import Folder, QueueFile, read_object, write_object
+from lineshaft.integrations.loki.folder import Folder, QueueFile, as_record, read_object, write_object
 from lineshaft.integrations.loki.records import (
     COMPLETED,
     HELD_BACK,
@@ -39,7 +39,8 @@ class _Open(Struct):
     """A queue file that may be changed."""
 
     file: QueueFile
-    records: list[Record]
+    #: What isn't a record stays as it is.
+    records: list[Record | Raw]
 
 
 class Claimer:
@@ -49,6 +50,11 @@ class Claimer:
 
     def claim(self, agent: str, types: Collection[str] = ()) -> Record | None:
         """Take the most urgent record that the agent may have; None: there is none."""
+        if agent == HELD_BACK:
+            raise InvalidInputError(
+                f"An agent can't be called {HELD_BACK}: that name marks records that programs may not claim. "
+                "Take another one."
+            )
         with self.folder.locked(wait_sec=self._wait_sec):
             if self.folder.paused_by is not None:
                 return None
@@ -80,7 +86,7 @@ class Claimer:
     def _end(self, task_id: str, decide: Any) -> attempts.Ended:
         with self.folder.locked(wait_sec=self._wait_sec):
             in_progress = self._open(IN_PROGRESS)
-            record = _with_id(in_progress.records, task_id)
+            record = _with_id(_records(in_progress), task_id)
             if record is None:
                 raise NotFoundError(
                     f"There is no task {task_id} in {self.folder.queue(IN_PROGRESS)}. It was never claimed, "
@@ -99,12 +105,12 @@ class Claimer:
 
     def _best(self, pending: _Open, in_progress: _Open, types: Collection[str]) -> Record | None:
         now = _now()
-        completed = {id_of(record) for record in self._open(COMPLETED).records}
-        busy = {type_of(record) for record in in_progress.records}
+        completed = {id_of(record) for record in _records(self._open(COMPLETED))}
+        busy = {type_of(record) for record in _records(in_progress)}
         blocked = attempts.blocked_types(self._breakers(), busy, self._pauses(), now)
         fits = [
             record
-            for record in pending.records
+            for record in _records(pending)
             if attempts.is_claimable(
                 current(record),
                 types=types,
@@ -134,18 +140,15 @@ class Claimer:
 
     def _open(self, name: str) -> _Open:
         file = self.folder.read(name)
-        return _Open(file, [_record(raw) for raw in file.records])
+        return _Open(file, [as_record(raw) or raw for raw in file.records])
 
     def _write(self, name: str, opened: _Open) -> None:
         encoded: Sequence[bytes] = [msgspec.json.encode(record) for record in opened.records]
         self.folder.write(name, encoded, opened.file.wrapper)
 
 
-def _record(raw: Raw) -> Record:
-    found = msgspec.json.decode(raw)
-    if not isinstance(found, dict):
-        raise InvalidInputError(f"A queue file contains {bytes(raw[:50])!r} in place of a record. Remove it.")
-    return found
+def _records(opened: _Open) -> list[Record]:
+    return [record for record in opened.records if isinstance(record, dict)]
 
 
 def _with_id(records: Sequence[Record], task_id: str) -> Record | None:

@@ -4,7 +4,7 @@ A file is compared by its signature, so looking costs nothing while programs lea
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -60,6 +60,10 @@ class Files:
             return {}
         with self._folder.locked():
             return {name: file for name in stale if (file := self._read(name)) is not None}
+
+    def look_again(self, names: Iterable[str]) -> None:
+        """What was read there has not been carried out."""
+        self._unsettled.update(names)
 
     def _read(self, name: str) -> QueueFile | None:
         try:

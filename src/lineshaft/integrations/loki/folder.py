@@ -5,6 +5,7 @@ new one, also after a crash at any moment. A file that isn't JSON is kept as it 
 written replaces links; it never follows them, because programs that use the folder may be less trusted.
 """
 
+import errno
 import os
 import stat
 import time
@@ -92,7 +93,7 @@ class Folder:
         path = self.queue(name)
         before = _signature(path)
         try:
-            content = path.read_bytes()
+            content = _content(path)
         except FileNotFoundError:
             return QueueFile([], {} if self._wrap else None, _NEVER)
         except OSError as error:
@@ -121,6 +122,14 @@ class Folder:
         return self.signature(name)
 
 
+def _content(path: Path) -> bytes:
+    """Raises OSError for pipes and devices: reading one may never end, while the folder is locked."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it isn't a regular file")
+        return file.read()
+
+
 def _parsed(path: Path, content: bytes) -> tuple[list[Raw], dict[str, Any] | None]:
     if not content.strip():
         return [], None
@@ -132,6 +141,15 @@ def _parsed(path: Path, content: bytes) -> tuple[list[Raw], dict[str, Any] | Non
         return records, {name: msgspec.json.decode(value) for name, value in whole.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(path, f"it isn't a list of records in JSON: {error}") from None
+
+
+def as_record(raw: Raw | bytes) -> dict[str, Any] | None:
+    """An encoded record; None: it is something else, or has numbers or a depth that can't be read."""
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _unreadable(path: Path, why: str) -> UnreadableFileError:
@@ -198,7 +216,7 @@ def last_lines(path: Path, most_bytes: int = 1 << 16) -> list[bytes]:
 def read_object(path: Path) -> dict[str, Any]:
     """A file with a JSON object; empty if there is none. Raises UnreadableFileError for anything else."""
     try:
-        content = path.read_bytes()
+        content = _content(path)
         found = msgspec.json.decode(content) if content.strip() else {}
     except FileNotFoundError:
         return {}

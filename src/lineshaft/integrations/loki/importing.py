@@ -1,12 +1,11 @@
 """Which records of a folder become tasks, and in which order. Nothing is written."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
-import msgspec
 from msgspec import Raw, Struct, field
 
 from lineshaft.errors import InvalidInputError
-from lineshaft.integrations.loki.folder import Folder, UnreadableFileError
+from lineshaft.integrations.loki.folder import Folder, UnreadableFileError, as_record
 from lineshaft.integrations.loki.records import (
     CANCELLED,
     COMPLETED,
@@ -15,6 +14,7 @@ from lineshaft.integrations.loki.records import (
     PENDING,
     Record,
     current,
+    dependencies_of,
     id_of,
     key_of,
 )
@@ -51,7 +51,7 @@ def plan(folder: Folder) -> Plan:
                 keys.add(key)
             if queue == IN_PROGRESS and record.get("claimedBy"):
                 result.workers.append(str(record["claimedBy"]))
-            live[name] = _unblocked(record, completed)
+            live[name] = without_completed(record, completed)
     result.left_out.extend(
         (name, "it is a dead letter: move it back to pending.json to retry it")
         for name in by_queue[DEAD_LETTER]
@@ -73,9 +73,9 @@ def _read(folder: Folder, result: Plan) -> Mapping[str, dict[str, Record]]:
             result.left_out.append((f"{queue}.json", str(error)))
             continue
         for number, raw in enumerate(raws):
-            given = msgspec.json.decode(raw)
-            if not isinstance(given, dict):
-                result.left_out.append((f"{queue}.json[{number}]", "it isn't a record"))
+            given = as_record(raw)
+            if given is None:
+                result.left_out.append((f"{queue}.json[{number}]", "it isn't a record that can be read"))
                 continue
             record = current(given)
             name = id_of(record) or f"{queue}.json[{number}]"
@@ -92,11 +92,11 @@ def _key(record: Record) -> str | None:
         return None  # it is refused later, with the reason
 
 
-def _unblocked(record: Record, completed: Iterable[str]) -> Record:
+def without_completed(record: Record, completed: Collection[str]) -> Record:
     """Without dependencies that the folder says are completed: they may not be tasks."""
-    names = record.get("dependencies")
-    if not isinstance(names, list):
-        return record
+    names = dependencies_of(record)
+    if names is None:
+        return record  # it is refused later, with the reason
     return record | {"dependencies": [name for name in names if name not in completed]}
 
 
@@ -107,15 +107,10 @@ def order(live: Mapping[str, Record]) -> list[str]:
         ready = [
             name
             for name, record in waiting.items()
-            if all(other in placed or other not in live for other in _dependencies(record))
+            if all(other in placed or other not in live for other in dependencies_of(record) or ())
         ]
         if not ready:
             return list(placed)
         for name in ready:
             del waiting[name]
         placed.update(dict.fromkeys(ready))
-
-
-def _dependencies(record: Record) -> list[object]:
-    found = record.get("dependencies")
-    return found if isinstance(found, list) else []

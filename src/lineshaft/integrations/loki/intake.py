@@ -8,10 +8,11 @@ import msgspec
 from msgspec import Raw
 
 from lineshaft.engine.engine import Engine
-from lineshaft.errors import LineshaftError
+from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.integrations.loki import changes
+from lineshaft.integrations.loki.folder import QueueFile, as_record
 from lineshaft.integrations.loki.holdings import FOLDER_AGENT
-from lineshaft.integrations.loki.importing import order
+from lineshaft.integrations.loki.importing import order, without_completed
 from lineshaft.integrations.loki.offers import Offers
 from lineshaft.integrations.loki.records import (
     COMPLETED,
@@ -20,10 +21,10 @@ from lineshaft.integrations.loki.records import (
     PENDING,
     Record,
     current,
+    dependencies_of,
     new_task,
 )
 from lineshaft.integrations.loki.shown import CHUNK, Shown
-from lineshaft.integrations.loki.view import as_record
 from lineshaft.model.reviews import Resolution, ResolutionRequest
 
 _log = logging.getLogger("lineshaft.loki")
@@ -39,6 +40,14 @@ class Intake:
     async def take_over(self, *, first: bool) -> int:
         """Carry out what programs have done to the files; returns how many records they changed."""
         looked = await asyncio.to_thread(self._shown.files.look)
+        try:
+            return await self._carry_out_all(looked, first=first)
+        except BaseException:
+            # The database is away, say. What programs did is looked at again before anything is written.
+            self._shown.files.look_again(looked)
+            raise
+
+    async def _carry_out_all(self, looked: Mapping[str, QueueFile], *, first: bool) -> int:
         found: dict[str, dict[str, Raw]] = {}
         for name, file in looked.items():
             found[name], missing = self._shown.view.differences(name, file.records)
@@ -80,6 +89,8 @@ class Intake:
         act = changes.act_of(name, queue, raw, self._shown.view, about, first=first)
         try:
             await self._carry_out(act)
+        except UnavailableError:
+            raise
         except LineshaftError as error:
             # The queue decides: the record is written again as it should be.
             _log.warning("%s in %s: %s", name, self._shown.folder.queue(queue), error)
@@ -119,12 +130,10 @@ class Intake:
         placed = order(waiting)
         for name in dict.fromkeys([*placed, *waiting]):
             queue, raw = unknown[name]
-            record = waiting[name]
-            listed = record.get("dependencies")
-            if isinstance(listed, list):
-                record["dependencies"] = [other for other in listed if other not in history]
             try:
-                await self._submit(name, record)
+                await self._submit(name, without_completed(waiting[name], history))
+            except UnavailableError:
+                raise
             except LineshaftError as error:
                 _log.warning("%s in %s isn't imported: %s", name, self._shown.folder.queue(queue), error)
                 self._shown.view.put(queue, name, bytes(raw), foreign=True)
@@ -132,7 +141,7 @@ class Intake:
     def _completed_outside(self, waiting: Mapping[str, Record]) -> Iterable[str]:
         """Dependencies that the folder says are completed, and which aren't tasks."""
         for record in waiting.values():
-            for other in record.get("dependencies") or ():
+            for other in dependencies_of(record) or ():
                 if self._shown.view.is_foreign(other) and self._shown.view.place(other) == COMPLETED:
                     yield other
 

@@ -53,6 +53,14 @@ def held_alone(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def inode(path: Path) -> int | None:
+    """Which file has this name now; None: there is none."""
+    try:
+        return path.stat(follow_symlinks=False).st_ino
+    except OSError:
+        return None
+
+
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -94,7 +94,9 @@ class Mirror:
         self._engine = engine
         self._now = now
         self._leading: ExitStack | None = None
-        self._attached = False
+        #: The file whose lock it holds.
+        self._lock: int | None = None
+        self._said_that_it_waits = self._attached = False
         self._reset()
 
     def _reset(self, instance: str = "") -> None:
@@ -127,7 +129,7 @@ class Mirror:
         return self._leading is not None
 
     async def run_once(self) -> Mapping[str, int]:
-        if self._leading is None and not self._lead():
+        if not await self._still_leads() and not self._lead():
             return {}
         first = not self._attached
         if first:
@@ -151,7 +153,7 @@ class Mirror:
 
     async def close(self) -> None:
         """Withdraw offers and let another mirror lead; what was taken stays held for a while."""
-        if self._leading is None:
+        if not await self._still_leads():
             return
         try:
             if self._attached:
@@ -163,14 +165,32 @@ class Mirror:
                         await self._offers.give_up()
                         break
         finally:
-            self._leading.close()
-            self._leading, self._attached = None, False
+            self._let_others_lead()
 
     def _lead(self) -> bool:
+        path = self.folder.root / MIRROR_LOCK
         with ExitStack() as stack:
-            if stack.enter_context(locks.held_alone(self.folder.root / MIRROR_LOCK)):
+            if stack.enter_context(locks.held_alone(path)):
+                self._lock = locks.inode(path)
                 self._leading = stack.pop_all()
+            elif not self._said_that_it_waits:
+                _log.info("Another process mirrors %s; this one goes on when that ends", self.folder.root)
+        self._said_that_it_waits = self._leading is None
         return self._leading is not None
+
+    async def _still_leads(self) -> bool:
+        """Whether the lock that it holds is that of the folder: another mirror leads in a new one."""
+        if self._leading is not None and locks.inode(self.folder.root / MIRROR_LOCK) != self._lock:
+            _log.warning("%s was removed or replaced", self.folder.root)
+            self._let_others_lead()
+            # No file shows them any more.
+            await self.holdings.withdraw(list(self.holdings.offered))
+        return self._leading is not None
+
+    def _let_others_lead(self) -> None:
+        if self._leading is not None:
+            self._leading.close()
+        self._leading, self._attached = None, False
 
     # Attaching.
 
@@ -210,7 +230,8 @@ class Mirror:
         except UnreadableFileError:
             found = None
         if not isinstance(found, str):
-            found = new_id("loki")
+            # A folder that was removed while it was mirrored keeps its name, and what programs hold.
+            found = self.holdings.instance or new_id("loki")
             write_object(path, {"folder": found})
         return found
 

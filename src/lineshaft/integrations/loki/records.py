@@ -116,9 +116,9 @@ def new_task(given: object) -> SurfaceTask:
     payload = _payload(record, faults)
     limits = _limits(record, faults)
     priority = _priority_of(record, faults)
-    dependencies = record.get("dependencies") or []
-    if not isinstance(dependencies, list) or not all(isinstance(name, str) for name in dependencies):
-        faults.append(("dependencies", f"must be a list of ids, got {shown(dependencies)}"))
+    dependencies = dependencies_of(record)
+    if dependencies is None:
+        faults.append(("dependencies", f"must be a list of ids, got {shown(record['dependencies'])}"))
     available = record.get("availableAt")
     run_at = instant(available)
     if available is not None and run_at is None:
@@ -132,7 +132,7 @@ def new_task(given: object) -> SurfaceTask:
         title=title.strip()[:MAX_TEXT] if isinstance(title, str) and title.strip() else None,
         spec=payload,
         priority=priority,
-        depends_on=dependencies,
+        depends_on=dependencies or [],
         run_at=run_at,
         idempotency_key=key_of(record),
         preset=LOKI.name,
@@ -163,6 +163,13 @@ def id_of(record: Mapping[str, Any]) -> str | None:
     """Its id; None: it has none."""
     found = record.get("id", record.get("task_id"))
     return found if isinstance(found, str) and found else None
+
+
+def dependencies_of(record: Mapping[str, Any]) -> list[str] | None:
+    """The ids that it waits for; None: what it says isn't a list of ids."""
+    found = record.get("dependencies") or []
+    is_list = isinstance(found, list) and all(isinstance(name, str) for name in found)
+    return found if is_list else None
 
 
 def type_of(record: Mapping[str, Any]) -> str:
@@ -261,10 +268,9 @@ def _number(
 def base_of(record: Mapping[str, Any]) -> float:
     """The wait after the first failure: `backoffSeconds` is the wait now in force, which doubles."""
     base = record.get("backoffSeconds")
-    if not isinstance(base, int | float) or isinstance(base, bool):
+    if not isinstance(base, int | float) or isinstance(base, bool) or not 0 <= base <= LONGEST_SECONDS:
         return LOKI.retry.initial_delay_sec
-    failed = record.get("retries") or 0
-    return base / 2.0 ** (min(int(failed), 60) - 1) if isinstance(failed, int) and failed > 1 else float(base)
+    return base / 2.0 ** max(min(count(record.get("retries")), 60) - 1, 0)
 
 
 def wait_after(base: float, failures: int) -> float:
@@ -299,7 +305,7 @@ def record_of(task: Task, *, offered: bool = False) -> Record:
     sent = _sent(task)
     queue = PENDING if offered else queue_of(task)
     in_progress, ended = queue == IN_PROGRESS, task.status.ended
-    earlier = _count(sent.get("retries"))
+    earlier = count(sent.get("retries"))
     retries = earlier + task.attempts
     due = None if ended or in_progress else task.retry_at or task.run_at
     fields: Record = {
@@ -356,8 +362,10 @@ def _as_sent(priority: int, sent: object) -> int:
     return number if number is not None and stored_priority(number) == priority else shown_priority(priority)
 
 
-def _count(value: object) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0
+def count(value: object) -> int:
+    """A number of attempts; 0: it is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return int(min(value, MAX_ATTEMPTS)) if is_number else 0  # type: ignore[call-overload]
 
 
 def _description(task: Task, sent: Mapping[str, Any]) -> str:

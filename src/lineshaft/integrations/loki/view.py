@@ -5,13 +5,12 @@ kept. Records that aren't tasks of Lineshaft stay where they are.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-import msgspec
 from msgspec import Raw
 
 from lineshaft.integrations.loki.exporting import raw_id
+from lineshaft.integrations.loki.folder import as_record
 from lineshaft.integrations.loki.records import CANCELLED, COMPLETED, PENDING, QUEUES
 
 #: Ended tasks of a kind that are kept in their file. Dead letters are all kept.
@@ -96,7 +95,7 @@ class View:
         for name, raw in _named(raws):
             seen.add(name)
             before = known.get(name)
-            if before is None or (bytes(raw) != before and _decoded(raw) != _decoded(before)):
+            if before is None or (bytes(raw) != before and as_record(raw) != as_record(before)):
                 found[name] = raw
         return found, known.keys() - seen
 
@@ -104,13 +103,3 @@ class View:
 def _named(raws: Iterable[Raw]) -> Iterator[tuple[str, Raw]]:
     for raw in raws:
         yield raw_id(raw) or f"?{hashlib.sha256(bytes(raw)).hexdigest()}", raw
-
-
-def _decoded(record: bytes | Raw) -> Any:
-    return msgspec.json.decode(record)
-
-
-def as_record(raw: Raw | bytes) -> Mapping[str, Any] | None:
-    """An encoded record; None: it is something else."""
-    found = msgspec.json.decode(raw)
-    return found if isinstance(found, dict) else None

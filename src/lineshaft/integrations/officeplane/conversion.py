@@ -1,6 +1,7 @@
 """OfficePlane's names for states and priorities."""
 
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.budget import shown
 from lineshaft.model.priority import Tier, tier
 from lineshaft.model.states import Status
 
@@ -38,9 +39,8 @@ def parse_priority(priority: str | int) -> int:
     """Read one of OfficePlane's four priority words, or its number from 4 (critical) to 1 (low)."""
     word = _WORDS.get(priority) if isinstance(priority, int) else priority.upper()
     if word not in _PRIORITIES:
-        raise InvalidInputError(
-            errors=[("priority", f"must be CRITICAL, HIGH, NORMAL or LOW (or 4, 3, 2, 1), got {priority!r}")]
-        )
+        fault = f"must be CRITICAL, HIGH, NORMAL or LOW (or 4, 3, 2, 1), got {shown(priority)}"
+        raise InvalidInputError(errors=[("priority", fault)])
     return _PRIORITIES[word]
 
 
