@@ -91,6 +91,23 @@ async def test_a_document_that_another_program_holds_waits_without_an_attempt(
     check_invariants(dsn)
 
 
+async def test_a_holder_may_be_anything(serve: Serve, valkey: Valkey) -> None:
+    with valkey.client() as redis:
+        redis.set("officeplane:doclock:abc", b"\x00\xff" + b"x" * 5_000)
+        async with sharing(serve, valkey) as served:
+            client = served.client
+            made = await create(client, documentId="abc")
+            elsewhere = await create(client, documentId="other", priority="LOW")
+            agent = await client.register()
+
+            assert (await hold(client, agent))[0] == elsewhere["id"]
+            reason = (await look(client, made["id"]))["blockedReason"]
+            assert reason.startswith("Lock 'doc:abc' is held by another program (\\x00\\xffxxx")
+            assert len(reason) < 300
+            redis.delete("officeplane:doclock:abc")
+            assert (await hold(client, agent))[0] == made["id"]
+
+
 async def test_tasks_of_one_document_pass_the_lock_on(serve: Serve, valkey: Valkey) -> None:
     """The next one doesn't wait until the last one's lock is gone from Redis."""
     with valkey.client() as redis:
