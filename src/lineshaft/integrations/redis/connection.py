@@ -12,9 +12,8 @@ from lineshaft.errors import SettingsError, UnavailableError
 from lineshaft.settings import Settings
 
 if TYPE_CHECKING:
-    import redis.asyncio
-
     import redis
+    import redis.asyncio
 
 #: The longest that one answer may take.
 TIMEOUT_SEC = 0.5
