@@ -279,6 +279,16 @@ def test_commands_that_read_dont_create_a_database(run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.slow("starts processes")
+def test_doctor_names_settings_that_need_redis(run: Run, dsn: str) -> None:
+    doctor = run(
+        "doctor", LINESHAFT_DATABASE_URL=dsn, LINESHAFT_REDIS_EVENTS="1", LINESHAFT_OFFICEPLANE_SSE="1"
+    )
+
+    assert doctor.returncode == 1
+    for name in ("LINESHAFT_REDIS_EVENTS", "LINESHAFT_OFFICEPLANE_SSE"):
+        assert f"{name} needs LINESHAFT_REDIS_URL." in doctor.stdout
+
+
 def test_doctor_where_nothing_can_be_created(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 

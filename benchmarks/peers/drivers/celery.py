@@ -3,9 +3,9 @@
 Processes instead of threads are no faster with one worker, and slower with two. Chords need a result backend.
 """
 
+import redis
 from celery import Celery, chain, chord
 
-import redis
 from benchmarks.peers.drivers.harness import PROMPT, Driver, main, payload
 
 THREADS = 4

@@ -3,9 +3,9 @@
 Results are kept (its default): without them it isn't faster.
 """
 
+import redis
 from rq import Queue, SimpleWorker
 
-import redis
 from benchmarks.peers.drivers.harness import CHUNK, PROMPT, Driver, main, payload, this_board
 
 NOOP = "benchmarks.peers.drivers.rq.noop"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from lineshaft import Agent, Lineshaft, NewTask
+from lineshaft.engine.guards.outside import OutsideRows
+from lineshaft.engine.postgres.database import Database
 from lineshaft.errors import SettingsError
 from lineshaft.integrations.officeplane_redis import locks
 from lineshaft.integrations.officeplane_redis.lock_keys import Grant, LockKeys
@@ -89,6 +91,23 @@ async def test_a_document_that_another_program_holds_waits_without_an_attempt(
             assert {each["outcome"] for each in attempts[:-1]} == {"released"}
             assert (attempts[-1]["outcome"], attempts[-1]["number"]) == ("completed", 1)
     check_invariants(dsn)
+
+
+async def test_a_holder_may_be_anything(serve: Serve, valkey: Valkey) -> None:
+    with valkey.client() as redis:
+        redis.set("officeplane:doclock:abc", b"\x00\xff" + b"x" * 5_000)
+        async with sharing(serve, valkey) as served:
+            client = served.client
+            made = await create(client, documentId="abc")
+            elsewhere = await create(client, documentId="other", priority="LOW")
+            agent = await client.register()
+
+            assert (await hold(client, agent))[0] == elsewhere["id"]
+            reason = (await look(client, made["id"]))["blockedReason"]
+            assert reason.startswith("Lock 'doc:abc' is held by another program (\\x00\\xffxxx")
+            assert len(reason) < 300
+            redis.delete("officeplane:doclock:abc")
+            assert (await hold(client, agent))[0] == made["id"]
 
 
 async def test_tasks_of_one_document_pass_the_lock_on(serve: Serve, valkey: Valkey) -> None:
@@ -261,6 +280,17 @@ async def test_names_begin_with_the_prefix(serve: Serve, valkey: Valkey) -> None
         await hold(served.client, await served.client.register())
         with valkey.client() as redis:
             assert redis.get("office-2:doclock:abc") == made["id"].encode()
+
+
+async def test_closing_ends_although_a_cancellation_gets_lost(dsn: str, valkey: Valkey) -> None:
+    """`wait_for` of Python 3.11 loses one that arrives together with what it waits for."""
+    async with Database(dsn) as database:
+        shared = locks.DocumentLocks(RedisServer(valkey.url))
+        await shared.open(OutsideRows(database))
+        await until(lambda: not shared._work.is_set())
+        shared._work.set()
+        async with asyncio.timeout(60):
+            await shared.close()
 
 
 def test_locks_need_a_redis() -> None:

@@ -29,7 +29,7 @@ from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.lane_reports import LaneReports
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.integrations.redis.connection import RedisServer
+from lineshaft.integrations.redis.connection import RedisServer, stop
 from lineshaft.integrations.redis.lists import WakeupLists
 
 #: The name of connections that listen, in processes without Redis ...
@@ -58,7 +58,6 @@ _WELL_SEC = 60.0
 #: A command that ends before this needs no connection to Redis.
 _PATIENCE_SEC = 0.3
 _FLUSH_SEC = 1.0
-_CANCEL_PAUSE_SEC = 0.05
 
 _SQL = catalog.load(__name__)
 _log = logging.getLogger(__name__)
@@ -112,11 +111,7 @@ class RedisDispatch:
             self._start(work)
 
     async def close(self) -> None:
-        while self._background:
-            for task in self._background:
-                task.cancel()
-            # `wait_for` of Python 3.11, which the client of Redis uses, loses some cancellations.
-            await asyncio.wait(self._background, timeout=_CANCEL_PAUSE_SEC)
+        await stop(self._background)
         # What was committed last is passed on too.
         with contextlib.suppress(LineshaftError, TimeoutError):
             async with asyncio.timeout(_FLUSH_SEC):

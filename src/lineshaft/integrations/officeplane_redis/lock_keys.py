@@ -82,6 +82,10 @@ class Taken(Struct, frozen=True):
     by_lineshaft: bool = False
 
 
+#: Of a holder. Ids of tasks are shorter.
+_MOST_SHOWN = 200
+
+
 class LockKeys:
     def __init__(self, client: "Redis", prefix: str) -> None:
         self._client = client
@@ -94,7 +98,7 @@ class LockKeys:
         """`former`: a holder whose lock Lineshaft's database has given to this one."""
         keys = [*self._keys(grant.document), _DATA]
         arguments: list[str | int] = [grant.holder, grant.token, TTL_SEC, former, new_data, known_data]
-        outcome, said, own = (part.decode() for part in await self._take(keys=keys, args=arguments))
+        outcome, said, own = map(_text, await self._take(keys=keys, args=arguments))
         if outcome == "held":
             return Taken(outcome, holder=said, by_lineshaft=own == said)
         return Taken(outcome, data=said)
@@ -103,7 +107,7 @@ class LockKeys:
         """Returns another holder, if there is one."""
         arguments: list[str | int] = [grant.holder, grant.token, TTL_SEC]
         said: bytes = await self._renew(keys=self._keys(grant.document), args=arguments)
-        return said.decode()
+        return _text(said)
 
     async def release(self, grant: Grant) -> None:
         await self._release(keys=self._keys(grant.document), args=[grant.holder, grant.token])
@@ -111,9 +115,14 @@ class LockKeys:
     async def holders(self, documents: Sequence[str]) -> Mapping[str, str | None]:
         found: list[Any] = await self._client.mget([self._prefix + document for document in documents])
         return {
-            document: None if holder is None else holder.decode()
+            document: None if holder is None else _text(holder)
             for document, holder in zip(documents, found, strict=True)
         }
 
     def _keys(self, document: str) -> list[str]:
         return [self._prefix + document, _OWN + self._prefix + document]
+
+
+def _text(value: bytes) -> str:
+    """Short, and of characters that PostgreSQL can store: other programs may write anything there."""
+    return value[:_MOST_SHOWN].decode(errors="backslashreplace").replace("\0", "\\x00")

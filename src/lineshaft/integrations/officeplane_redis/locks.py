@@ -25,7 +25,7 @@ from lineshaft.engine.guards.outside import OutsideRows
 from lineshaft.errors import SettingsError, UnavailableError
 from lineshaft.ids import new_id
 from lineshaft.integrations.officeplane_redis.lock_keys import Grant, LockKeys
-from lineshaft.integrations.redis.connection import RedisServer, RedisUnavailableError
+from lineshaft.integrations.redis.connection import RedisServer, RedisUnavailableError, stop
 from lineshaft.model.lock_keys import DOCUMENT_PREFIX, document_of
 from lineshaft.settings import Settings
 
@@ -91,8 +91,7 @@ class DocumentLocks:
 
     async def close(self) -> None:
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
+            await stop([self._running])
             with contextlib.suppress(UnavailableError):
                 await self._compare()
             await self._client.aclose()
