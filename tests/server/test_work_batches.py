@@ -210,7 +210,7 @@ async def test_when_the_next_retry_is_due(client: Client) -> None:
 
 
 async def test_what_is_left_behind(client: Client) -> None:
-    nothing = {"retrying": 0, "retry_sec": None, "scheduled": 0, "scheduled_sec": None}
+    nothing = {"retrying": 0, "retry_sec": None, "scheduled": 0, "scheduled_sec": None, "waiting": 0}
     assert (await client.get("/v1/work/left-behind", type=["code"])).json == nothing | {
         "held": 0,
         "lease_sec": None,
