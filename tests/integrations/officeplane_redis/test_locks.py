@@ -287,7 +287,7 @@ async def test_closing_ends_although_a_cancellation_gets_lost(dsn: str, valkey: 
     async with Database(dsn) as database:
         shared = locks.DocumentLocks(RedisServer(valkey.url), adopts=True)
         await shared.open(OutsideRows(database))
-        await until(lambda: bool(shared._work._waiters))  # type: ignore[attr-defined]
+        await until(lambda: bool(shared._work._waiters))
         shared._work.set()
         async with asyncio.timeout(60):
             await shared.close()
