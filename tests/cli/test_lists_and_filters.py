@@ -95,7 +95,5 @@ def test_the_retry_policy_of_a_task_may_be_a_dict(dsn: str) -> None:
         task = shaft.submit(NewTask("x", retry={"strategy": "fixed"}))  # type: ignore[arg-type]
         assert shaft.get(task.id).retry.strategy == "fixed"
         for wrong in ({"strateg": "fixed"}, {"strategy": "fixed", "initial_delay_sec": "long"}, 5):
-            with pytest.raises(
-                InvalidInputError, match="retry: must be a RetrySpec, or an object"
-            ):
+            with pytest.raises(InvalidInputError, match="retry: must be a RetrySpec, or an object"):
                 shaft.submit(NewTask("x", retry=wrong))  # type: ignore[arg-type]
