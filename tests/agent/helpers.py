@@ -72,7 +72,10 @@ async def lose_claim(shaft: Lineshaft, connection: psycopg.Connection, task_id: 
     engine = engine_of(shaft)
     # The agent may claim it again at once: that claim stays.
     claim = "id = %s AND epoch = %s AND status IN ('RUNNING', 'VALIDATING')"
-    (epoch,) = connection.execute("SELECT epoch FROM lineshaft.task_live WHERE id = %s", [task_id]).fetchone()  # type: ignore[misc]
+    live = connection.execute("SELECT epoch FROM lineshaft.task_live WHERE id = %s", [task_id]).fetchone()
+    if live is None:
+        return  # It has ended.
+    (epoch,) = live
 
     async def is_taken_back() -> bool:
         # Repeated: the last heartbeat may still be on its way.

@@ -76,7 +76,7 @@ async def test_sql_reads_behind_a_pooler_and_changes_nothing(
     async with Lineshaft(settings=pooled, max_connections=SERVER_CONNECTIONS) as shaft:
         await asyncio.gather(*(shaft.submit(NewTask("x")) for _ in range(20)))
     assert await asyncio.to_thread(main, ["sql", "SELECT count(*) AS waiting FROM tasks"]) == 0
-    assert capsys.readouterr().out.split() == ["WAITING", "20"]
+    assert capsys.readouterr().out.split() == ["waiting", "20"]
 
 
 @pytest.mark.parametrize("mode", ["session"])

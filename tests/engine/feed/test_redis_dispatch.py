@@ -63,10 +63,13 @@ class Process:
     async def waits(self) -> "asyncio.Task[bool]":
         """A waiter that waits, for long: only a wake-up ends it soon."""
         waiter = await self.waiter()
-        task = asyncio.create_task(waiter.wait(LONG))
-        await until(lambda: waiter in self.wakeups._queue)
-        self._resources.callback(task.cancel)
-        return task
+        while True:
+            task = asyncio.create_task(waiter.wait(LONG))
+            await until(lambda: task.done() or waiter in self.wakeups._queue)  # noqa: B023 - it is called here
+            if not task.done():
+                self._resources.callback(task.cancel)
+                return task
+            # What happened before woke it at once.
 
     async def submit(self, number: int = 1) -> list[str]:
         return [each.id for each in await self.engine.submission.submit([NewTask("a")] * number)]

@@ -460,6 +460,7 @@ async def test_runnable_means_that_some_claim_would_get_it(
         "gate_budget",
         "waiting_approval",
         "scheduled",
+        *("sleeping", "waiting_signal"),
         "deadline_missed",
         *("claimed", "running", "completed", "cancelled", "dead_lettered"),
     }
