@@ -37,23 +37,28 @@ class Transfers:
             (released,) = await self._releases.release_in(connection, [Release(claim)])
             if released.error is not None:
                 raise _RefusedError
-            return await self._start(connection, claim.id, to)
+            return await self._claim(connection, claim.id, to, start=True)
 
         return await self._run(work)
 
-    async def submit_claimed(self, task: NewTask, to: Presence) -> tuple[Submitted, ClaimRef] | None:
-        """Submit a task that an agent works on already. None: the agent can't have it, or it exists."""
+    async def submit_claimed(
+        self, task: NewTask, to: Presence, *, start: bool = True
+    ) -> tuple[Submitted, ClaimRef] | None:
+        """Submit a task that an agent has already; with `start` it works on it.
+
+        None: the agent can't have it, or it exists.
+        """
 
         async def work(connection: Connection) -> tuple[Submitted, ClaimRef]:
             (submitted,) = await self._submission.submit([task], connection=connection)
             if submitted.duplicate:
                 raise _RefusedError
-            return submitted, await self._start(connection, submitted.id, to)
+            return submitted, await self._claim(connection, submitted.id, to, start=start)
 
         return await self._run(work)
 
-    async def _start(self, connection: Connection, task_id: str, to: Presence) -> ClaimRef:
-        task = await self._claims.claim_in(connection, to.agent_id, to.incarnation, task_id, start=True)
+    async def _claim(self, connection: Connection, task_id: str, to: Presence, *, start: bool) -> ClaimRef:
+        task = await self._claims.claim_in(connection, to.agent_id, to.incarnation, task_id, start=start)
         if task is None:
             raise _RefusedError
         return ClaimRef(task.id, task.epoch)

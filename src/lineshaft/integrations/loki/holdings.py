@@ -37,6 +37,10 @@ class Held(Struct, frozen=True):
     taken: bool
 
 
+#: Claims that are released at once.
+_CHUNK = 500
+
+
 class Holdings:
     def __init__(self, engine: Engine, instance: str) -> None:
         self.instance = instance
@@ -101,8 +105,8 @@ class Holdings:
     async def withdraw(self, names: Iterable[str]) -> None:
         """Give offers up; no attempt is used."""
         claims = [self._held.pop(name).claim for name in names if name in self._held]
-        if claims:
-            await self._engine.work.release([Release(claim) for claim in claims])
+        for start in range(0, len(claims), _CHUNK):
+            await self._engine.work.release([Release(claim) for claim in claims[start : start + _CHUNK]])
 
     async def take(self, task_id: str, name: str) -> None:
         """A program has claimed an offer."""
@@ -117,12 +121,18 @@ class Holdings:
 
     async def submit_taken(self, task: NewTask, name: str) -> Submitted | None:
         """Submit a task that a program works on already; None: it can't have it."""
-        to = await self.agent(name)
-        made = await self._engine.work.transfers.submit_claimed(task, to)
+        return await self._submit(task, await self.agent(name), taken=True)
+
+    async def submit_offered(self, task: NewTask) -> Submitted | None:
+        """Submit a task that programs can take already, as they see its record; None: it can't be had."""
+        return await self._submit(task, await self.agent(FOLDER_AGENT), taken=False)
+
+    async def _submit(self, task: NewTask, to: Presence, *, taken: bool) -> Submitted | None:
+        made = await self._engine.work.transfers.submit_claimed(task, to, start=taken)
         if made is None:
             return None
         submitted, claim = made
-        self._held[submitted.id] = Held(claim, to, datetime.now(UTC), taken=True)
+        self._held[submitted.id] = Held(claim, to, datetime.now(UTC), taken=taken)
         return submitted
 
     async def complete(self, task_id: str, result: Any) -> None:

@@ -151,7 +151,10 @@ class Intake:
             new = msgspec.structs.replace(new, created_by=_CREATOR)
         by = record.get("claimedBy")
         submitted = None
-        if isinstance(by, str) and by.strip() and by != HELD_BACK:
+        if not (isinstance(by, str) and by.strip()):
+            # Programs see it: until the file says otherwise, no agent of Lineshaft may have it.
+            submitted = await self._shown.holdings.submit_offered(new)
+        elif by != HELD_BACK:
             submitted = await self._shown.holdings.submit_taken(new, by)
         if submitted is None:
             (submitted,) = await self._engine.submission.submit([new])

@@ -38,6 +38,8 @@ class Offers:
         else:
             if any(event.kind == "queue.paused" for event in events):
                 self._shown.withdrawing.update(offered)
+            # Records that programs have written are offers from the beginning, however many they are.
+            self._shown.withdrawing.update([*offered][self._most :])
             await self._withdraw_stale(now)
             room = min(self._size, self._most) - len(offered)
             is_new = any(event.kind in _CLAIMABLE for event in events)
