@@ -1,4 +1,4 @@
-"""A command without an action lists; dead letters are decided about by filter; what nobody serves is said."""
+"""Commands list without an action, decide on dead letters by filter, and name types that no agent serves."""
 
 from pathlib import Path
 

@@ -155,7 +155,7 @@ async def test_a_task_wakes_one_waiter_of_the_fleet_without_a_notification(
         await one.submit()
         await asyncio.wait(waits, timeout=LONG, return_when=asyncio.FIRST_COMPLETED)
 
-        # Whoever would be woken too is woken by now: this goes the same way.
+        # Any other waiter that this wakes is awake by now: the next wake-up comes after it on the same connection.
         await one.submit()
         await until(lambda: sum(wait.done() for wait in waits) >= 2)
         assert sum(wait.done() for wait in waits) == 2
@@ -255,7 +255,7 @@ async def test_databases_that_share_a_redis_dont_wake_each_other(
 
 
 def lists(process: Process, valkey: Valkey) -> int:
-    """How many lanes of its database have wake-ups that nobody has popped."""
+    """How many lanes of its database have wake-ups that no process has popped."""
     with valkey.client() as client:
         return len(client.keys(f"{process.dispatch._opened._prefix}lane:*"))
 

@@ -391,7 +391,7 @@ async def test_a_parent_waits_for_children_and_signals_in_turn(world: World) -> 
     task_id = await world.one("parent")
     parent = await world.take(types=["parent"])
     await spawn_once(world.engine, ref(parent), "k", [NewTask("kid")], wait=True)
-    # A signal is no child.
+    # A signal is not a child.
     await signal(world, task_id, "approved")
     assert world.status(task_id) == "PENDING"
     await world.complete(await world.take(types=["kid"]))

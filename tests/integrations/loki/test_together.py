@@ -100,7 +100,7 @@ def lines(path: Path) -> list[str]:
     not (shutil.which("jq") and shutil.which("flock")), reason="document 000's bash needs jq and flock"
 )
 def test_bash_and_agents_drain_one_folder(dsn: str, connection: psycopg.Connection, tmp_path: Path) -> None:
-    """The proof of loki.md: each task once, whoever takes it."""
+    """The proof of loki.md: each task runs once, in a script or in an agent."""
     names = [f"t{number}" for number in range(16)]
     put(
         tmp_path / ".loki",

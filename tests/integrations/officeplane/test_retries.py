@@ -44,7 +44,7 @@ async def test_a_native_task_still_ends_as_a_poison_pill(serve: Serve, clock: Mo
 
 
 async def test_retries_are_counted_without_the_first_attempt(serve: Serve, clock: MovableClock) -> None:
-    """R-113, F-52: the last failure is no retry, so a page that compares the two shows its button."""
+    """R-113, F-52: the last failure is not a retry, so a page that compares the two shows its button."""
     async with serve(clock=clock) as served:
         client = served.client
         agent = await client.register()

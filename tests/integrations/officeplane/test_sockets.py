@@ -108,7 +108,7 @@ async def test_a_batch_is_told_to_run_when_its_first_child_does(client: Client) 
 
 
 async def test_a_client_that_comes_later_is_told_changes_only(client: Client) -> None:
-    """What it could not see before isn't told again: READY is QUEUED, a started task was RUNNING."""
+    """A change that 003's states don't show sends no message: READY is QUEUED, a started task was RUNNING."""
     agent = await client.register()
     first = await client.submit("a")
     second = await client.submit("b", depends_on=[first["id"]])

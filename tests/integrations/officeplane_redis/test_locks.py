@@ -196,7 +196,7 @@ async def test_a_lock_is_renewed_also_by_another_server(
 async def test_without_redis_tasks_wait_and_then_run_under_the_own_lock(
     serve: Serve, valkey: Valkey, dsn: str
 ) -> None:
-    """For a while another program may still hold a lock that nobody can read."""
+    """For a while another program may still hold a lock that Lineshaft can't read."""
     async with sharing(serve, valkey, officeplane_lock_grace_sec=1.0) as served:
         client = served.client
         agent = await client.register()
