@@ -155,7 +155,7 @@ async def test_a_task_wakes_one_waiter_of_the_fleet_without_a_notification(
         await one.submit()
         await asyncio.wait(waits, timeout=LONG, return_when=asyncio.FIRST_COMPLETED)
 
-        # Any other waiter that this wakes is awake by now: the next wake-up comes after it on the same connection.
+        # A second waiter that the first task woke is awake before the one that this task wakes.
         await one.submit()
         await until(lambda: sum(wait.done() for wait in waits) >= 2)
         assert sum(wait.done() for wait in waits) == 2
