@@ -93,6 +93,26 @@ async def test_offers_are_claimed_before_they_are_shown(shared: Shared) -> None:
     assert {task.id for task in await world.claim(agent, 10)} == set(tasks[3:])
 
 
+async def test_a_record_that_is_imported_is_not_claimed_by_agents_while_the_file_shows_it_as_free(
+    shared: Shared,
+) -> None:
+    """A program could take it from the file at the same time, and it would run twice."""
+    world = shared.world
+    mirror = shared.mirror(offer=2)
+    await shared.round()
+    agent = await world.agent()
+    names = [f"t{number}" for number in range(5)]
+    put(shared.root, "pending", [record(name) for name in names])
+
+    await mirror._intake.take_over(first=False)
+    assert world.statuses(names) == ["CLAIMED"] * 5
+    assert await world.claim(agent, 10) == []
+
+    await shared.round()
+    assert len(free(shared)) == 2
+    assert {task.id for task in await world.claim(agent, 10)} == {*names} - {*free(shared)}
+
+
 async def test_a_claim_in_the_file_is_a_claim_of_an_agent_of_that_name(shared: Shared) -> None:
     """R-058: the agent is registered on the fly."""
     world = shared.world
