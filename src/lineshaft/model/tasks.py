@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.errors import InvalidInputError
+from lineshaft.model.admission import LockKey, admission
 from lineshaft.model.budget import attempt_limit, money, shown
 from lineshaft.model.durations import Duration, in_seconds
 from lineshaft.model.field_order import with_order
@@ -157,6 +158,9 @@ class TaskDefaults(TypedDict, total=False):
     priority: int | None
     priority_boost_per_minute: float | None
     lock_key: str | None
+    lock_keys: Sequence[str | LockKey]
+    quota_keys: Sequence[str]
+    fair_key: str | None
     required_capabilities: Sequence[str] | None
     model_preferences: Sequence[str] | None
     fallback_models: Sequence[str] | None
@@ -271,6 +275,12 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     #: An existing DAG to join.
     dag_id: str | None = None
     lock_key: str | None = None
+    #: Several document locks, taken together: keys, or LockKey for shared ones.
+    lock_keys: Sequence[str | LockKey] = ()
+    #: Keys for quotas, besides those of its type, model, account, agent and tags.
+    quota_keys: Sequence[str] = ()
+    #: One of its quota keys: tasks take turns between the values of it.
+    fair_key: str | None = None
     required_capabilities: Sequence[str] | None = None
     model_preferences: Sequence[str] | None = None
     fallback_models: Sequence[str] | None = None
@@ -318,6 +328,8 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     deadline: datetime | None
     run_at: datetime | None
     lock_key: str | None
+    #: Its quota keys, fair key and locks, as JSON; None: none.
+    admission: bytes | None
     required_capabilities: tuple[str, ...]
     model_preferences: tuple[str, ...]
     fallback_models: tuple[str, ...]
@@ -417,6 +429,9 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     if output.type is not None and (fault := output_type_fault(output.type)):
         faults.append(("output.type", fault))
     _check_companions(task, faults)
+    lock_key, needs = task.lock_key, None
+    if task.quota_keys or task.lock_keys or task.fair_key is not None:
+        lock_key, needs = admission(task.quota_keys, task.fair_key, task.lock_keys, task.lock_key, faults)
     spec = stored_json("spec", fields, faults) if fields else b"{}"
     refs, artifacts = _context_refs(fields, faults) if "context_refs" in fields else ((), ())
     if faults:
@@ -433,7 +448,8 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         priority_boost_per_minute=defaults.boost_per_minute if boost is None else float(boost),
         deadline=task.deadline,
         run_at=task.run_at,
-        lock_key=task.lock_key,
+        lock_key=lock_key,
+        admission=needs,
         # Their order has no meaning, and sorting makes fewer lanes.
         required_capabilities=tuple(sorted(set(capabilities))) if capabilities else (),
         model_preferences=_names(limits["model_preferences"] if limits else task.model_preferences),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from lineshaft.model.admission import LockKey
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.states import Status
@@ -135,7 +136,11 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     #: Set while a dead letter upstream blocks the task.
     blocked_reason: str | None
     lock_key: str | None
-    #: READY, but waiting for `lock` or `dag_budget`.
+    #: Its document locks, if it has several, or a shared one.
+    lock_keys: list[LockKey] = field(default_factory=list)
+    quota_keys: list[str] = field(default_factory=list)
+    fair_key: str | None = None
+    #: READY, but waiting for `lock`, `dag_budget`, `quota` or its turn (`fair`).
     parked: str | None
     is_batch: bool
     max_attempts: int

@@ -9,13 +9,18 @@ WITH RECURSIVE seen AS MATERIALIZED (
         capabilities, types, models_available, claim_ttl_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room,
-        limits.default_max_cost_usd
+        limits.default_max_cost_usd, limits.quota_kinds
     FROM lineshaft.instance
     CROSS JOIN lineshaft.limits
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
       AND (SELECT lineshaft.is_writable_1())
       AND (SELECT budget_usd IS NULL FROM lineshaft.agent WHERE id = %(agent_id)s::text)
       AND limits.daily_budget_usd IS NULL
+      -- Accounts, and quotas that may concern any task, are for claim_tasks.
+      AND instance.accounts = '{}' AND limits.quota_kinds & 16 = 0
+      AND (limits.quota_kinds & 8 = 0 OR NOT EXISTS (
+        SELECT FROM lineshaft.quota WHERE quota.match = ANY (lineshaft.quota_patterns_1('agent:' || %(agent_id)s::text))
+      ))
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
@@ -35,7 +40,10 @@ head AS MATERIALIZED (
         found.lane_id AS id, found.generation, lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         lineshaft.chosen_model_1(lane.models, seen.models_available, '{}') AS model,
         round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
-        found.submission_no, seen.room AS most
+        found.submission_no, seen.room AS most,
+        lineshaft.lane_has_quota_1(
+            seen.quota_kinds, lane.type, lineshaft.chosen_model_1(lane.models, seen.models_available, '{}')
+        ) AS has_quota
     FROM seen
     CROSS JOIN (
         SELECT generation, lane_id, rank, submission_no FROM waiting
@@ -63,19 +71,20 @@ best_head AS MATERIALIZED (
     FROM (SELECT * FROM head ORDER BY effective, submission_no LIMIT coalesce((SELECT room FROM me), 0)) AS best
 ),
 quota AS MATERIALIZED (
-    SELECT id, generation, aged, model, (SELECT room FROM me)::bigint AS n FROM best_head WHERE heads = 1
+    SELECT id, generation, aged, model, has_quota, (SELECT room FROM me)::bigint AS n FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT id, generation, aged, model, count(*)
+    SELECT id, generation, aged, model, has_quota, count(*)
     FROM (
         -- include: best_tasks
     ) AS best
-    GROUP BY id, generation, aged, model
+    GROUP BY id, generation, aged, model, has_quota
 ),
 locked AS MATERIALIZED (
-    SELECT taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model
+    SELECT taken.*, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model,
+        quota.has_quota OR taken.admission IS NOT NULL AS is_limited
     FROM quota
     CROSS JOIN LATERAL (
-        SELECT ctid AS place, rank, dag_id, lock_key, first_started_at IS NOT NULL AS resume,
+        SELECT ctid AS place, rank, dag_id, lock_key, admission, first_started_at IS NOT NULL AS resume,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), (SELECT default_max_cost_usd FROM seen)
             ) AS cost
@@ -93,7 +102,7 @@ moved AS (
         -- include: claimed_columns
     FROM locked AS taken, me
     WHERE live.ctid = taken.place
-      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR (dag_id IS NOT NULL AND cost > 0))
+      AND NOT EXISTS (SELECT FROM locked WHERE lock_key IS NOT NULL OR is_limited OR (dag_id IS NOT NULL AND cost > 0))
       -- A DAG with a budget may have reached it.
       AND true = ALL (ARRAY(
         SELECT (SELECT dag.budget_ceiling_usd IS NULL FROM lineshaft.dag WHERE dag.id = of.dag_id OFFSET 0)

@@ -1,11 +1,11 @@
--- Completes one task, claims one, or both at once: migrations/0013_type_defaults.sql.
+-- Completes one task, claims one, or both at once: migrations/0017_quotas.sql.
 
 -- name: complete_and_claim
 SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, outdated,
     now, claim_ttl_sec, completed, verdict
-FROM lineshaft.complete_and_claim_2(
+FROM lineshaft.complete_and_claim_3(
     %(id)s::text, %(epoch)s::integer, %(output)s::jsonb, %(artifacts)s::jsonb, %(report)s::jsonb, %(output_type)s::text, %(cost)s::numeric,
     %(tokens_in)s::bigint, %(tokens_out)s::bigint, %(next)s::boolean, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
@@ -18,7 +18,7 @@ SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, outdated,
     now, claim_ttl_sec, completed, verdict
-FROM lineshaft.complete_and_claim_2(
+FROM lineshaft.complete_and_claim_3(
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
 )

@@ -364,6 +364,7 @@ CREATE TABLE lineshaft.instance (
     types text[],
     models_available text[] NOT NULL DEFAULT '{}'::text[],
     registration_key text COLLATE "C",
+    accounts text[] NOT NULL DEFAULT '{}'::text[],
     CONSTRAINT possible_instance CHECK ((held >= 0)),
     CONSTRAINT instance_pkey PRIMARY KEY (agent_id, incarnation)
 ) WITH (fillfactor=50);
@@ -396,6 +397,7 @@ CREATE TABLE lineshaft.limits (
     only_row boolean NOT NULL DEFAULT true,
     by_hand jsonb NOT NULL DEFAULT '{}'::jsonb,
     judge_max_cost_usd numeric(20,6) NOT NULL DEFAULT 0.05,
+    quota_kinds integer NOT NULL DEFAULT 0,
     CONSTRAINT limits_only_row_check CHECK (only_row),
     CONSTRAINT limits_velocity_action_check CHECK ((velocity_action = ANY (ARRAY['stop'::text, 'pause'::text]))),
     CONSTRAINT possible_limits CHECK ((reserved_usd >= (0)::numeric)),
@@ -453,6 +455,31 @@ CREATE TABLE lineshaft.pause (
     CONSTRAINT pause_pkey PRIMARY KEY (type)
 );
 
+-- Limits for all tasks with certain keys.
+CREATE TABLE lineshaft.quota (
+    changed_at timestamp with time zone NOT NULL,
+    rate_per_sec double precision,
+    weight double precision NOT NULL DEFAULT 1,
+    rate_amount numeric(20,6),
+    max_running integer,
+    max_waiting integer,
+    shares_limit boolean NOT NULL DEFAULT false,
+    name text COLLATE "C" NOT NULL,
+    match text COLLATE "C" NOT NULL,
+    rate_unit text,
+    CONSTRAINT rate_is_complete CHECK ((((rate_amount IS NULL) = (rate_unit IS NULL)) AND ((rate_amount IS NULL) = (rate_per_sec IS NULL)))),
+    CONSTRAINT quota_pkey PRIMARY KEY (name)
+);
+
+-- What was used of rates, by part of their window.
+CREATE TABLE lineshaft.quota_use (
+    part bigint NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    amount numeric(20,6) NOT NULL,
+    CONSTRAINT quota_use_pkey PRIMARY KEY (quota, key, part)
+);
+
 -- Decisions about dead letters.
 CREATE TABLE lineshaft.review (
     no bigint GENERATED ALWAYS AS IDENTITY,
@@ -502,6 +529,16 @@ CREATE TABLE lineshaft.signal (
     sender text,
     data jsonb,
     CONSTRAINT signal_pkey PRIMARY KEY (task_id, no)
+);
+
+-- Places of held tasks in quotas with max_running.
+CREATE TABLE lineshaft.slot (
+    taken_at timestamp with time zone NOT NULL,
+    epoch integer NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    CONSTRAINT slot_pkey PRIMARY KEY (quota, key, task_id)
 );
 
 -- Models and providers that claims avoid after a rate limit. A cleared one stays, as the latest signal.
@@ -653,6 +690,7 @@ CREATE TABLE lineshaft.task (
     surface jsonb,
     open_limits smallint,
     type_revision integer,
+    admission jsonb,
     CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
@@ -750,6 +788,10 @@ CREATE TABLE lineshaft.task_live (
     last_category text,
     progress jsonb,
     max_total_cost_usd numeric(20,6),
+    has_slots boolean NOT NULL DEFAULT false,
+    account text,
+    parked_key text COLLATE "C",
+    admission jsonb,
     CONSTRAINT held_or_free CHECK (
 CASE
     WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND
@@ -845,9 +887,11 @@ CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) W
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
+CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
 CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);
+CREATE INDEX slot_of_task ON lineshaft.slot USING btree (task_id);
 CREATE INDEX source_due ON lineshaft.source USING btree (next_at) WHERE (next_at IS NOT NULL);
 CREATE INDEX source_of_events ON lineshaft.source USING btree (name) WHERE (cursor IS NOT NULL);
 CREATE INDEX source_of_files ON lineshaft.source USING btree (name) WHERE ((kind = 'files'::text) AND (NOT paused));
@@ -871,6 +915,7 @@ CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
+CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key, lane_id, rank, submission_no) WHERE (parked_key IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 CREATE UNIQUE INDEX task_type_revision ON lineshaft.task_type USING btree (revision);
@@ -916,11 +961,13 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
 FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
+FUNCTION lineshaft.best_head_2(text,integer,text[],integer,timestamp with time zone)
 FUNCTION lineshaft.booked_1(numeric,numeric,boolean)
 FUNCTION lineshaft.channel()
 FUNCTION lineshaft.chosen_model_1(text[],text[],text[])
 FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.complete_and_claim_2(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.complete_and_claim_3(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.corrected_1(text)
 FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
@@ -930,8 +977,10 @@ FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with 
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
+FUNCTION lineshaft.lane_has_quota_1(integer,text,text)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.quota_patterns_1(text)
 FUNCTION lineshaft.raise_paths_1(text[],smallint[],timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()

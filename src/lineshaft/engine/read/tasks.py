@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -10,6 +11,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.pipeline import read_in_snapshot
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
+from lineshaft.model.admission import Admission, LockKey
 from lineshaft.model.field_order import restored
 from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status
@@ -31,7 +33,7 @@ _COPIED = frozenset(Task.__struct_fields__) - {
     *("spec_json", "inputs", "progress_json", "surface_json", "duplicate", "mismatch"),
     *("status", "effective_priority", "tier", "depends_on", "blocked_by", "blocked_reason", "retry", "claim"),
     *("output", "failure_reason", "failure_category", "failure_history", "tokens_used"),
-    *("completed_at", "cancelled_at", "cancel_reason"),
+    *("completed_at", "cancelled_at", "cancel_reason", "lock_keys", "quota_keys", "fair_key"),
 }
 
 
@@ -142,6 +144,7 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], blocked_reason:
         status=status,
         effective_priority=effective,
         tier=None if effective is None else tier(effective),
+        **_admission(row["admission"]),
         depends_on=[edge["depends_on"] for edge in edges],
         blocked_by=[] if status.ended else [e["depends_on"] for e in edges if not e["satisfied"]],
         blocked_reason=blocked_reason,
@@ -158,6 +161,17 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], blocked_reason:
         cancel_reason=row["reason"] if status is Status.CANCELLED else None,
         surface_json=UNSET if row["surface"] is None else Raw(row["surface"]),
     )
+
+
+def _admission(stored: bytes | None) -> dict[str, Any]:
+    if stored is None:
+        return {}
+    needs = msgspec.json.decode(stored, type=Admission)
+    return {
+        "lock_keys": [LockKey(key, shared) for key, shared in needs.locks.items()],
+        "quota_keys": list(needs.keys),
+        "fair_key": needs.fair,
+    }
 
 
 def _effective_priority(row: Row) -> float:

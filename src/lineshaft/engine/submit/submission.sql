@@ -55,14 +55,14 @@ new AS MATERIALIZED (
         %(id)s::text[], %(dag_id)s::text[], %(live_dag_id)s::text[], %(parent_id)s::text[], %(idempotency_key)s::text[], %(type)s::text[],
         %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(key)s::text[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
         %(fallback_models)s::text[], %(max_cost_usd)s::numeric[], %(max_total_cost_usd)s::numeric[], %(lock_key)s::text[],
-        %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[], %(created_by_token)s::text[],
+        %(admission)s::jsonb[], %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[], %(created_by_token)s::text[],
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
         %(max_duration_sec)s::double precision[], %(heartbeat_interval_sec)s::double precision[], %(priority)s::smallint[],
         %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
         %(open_limits)s::smallint[], %(type_revision)s::integer[], %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
         id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences,
-        fallback_models, max_cost_usd, max_total_cost_usd, lock_key, lock_owner, retry, output_type, gates, tags, created_by,
+        fallback_models, max_cost_usd, max_total_cost_usd, lock_key, admission, lock_owner, retry, output_type, gates, tags, created_by,
         created_by_token, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, lane_id, boost, blocked, downstream, n
     )
@@ -72,20 +72,20 @@ new AS MATERIALIZED (
 stored AS (
     INSERT INTO lineshaft.task (
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences, fallback_models,
-        max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at,
+        max_cost_usd, max_total_cost_usd, lock_key, admission, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
         ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, created_at
     )
     SELECT
         id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities::text[], model_preferences::text[],
-        fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, retry, output_type, gates, tags::text[], created_by, created_by_token, surface,
+        fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, admission, retry, output_type, gates, tags::text[], created_by, created_by_token, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, clock.now
     FROM new CROSS JOIN clock
 ),
 placed AS (
     INSERT INTO lineshaft.task_live (
-        id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
+        id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission,
         lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires, max_cost_usd, max_total_cost_usd
     )
     SELECT
@@ -98,7 +98,7 @@ placed AS (
         CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
         CASE WHEN run_at > clock.now THEN run_at END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        lock_key, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
+        lock_key, admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
         expire_at_deadline, max_cost_usd, max_total_cost_usd
     FROM new CROSS JOIN clock
     ORDER BY n
@@ -121,14 +121,14 @@ FROM placed WHERE status = 'READY' HAVING count(*) > 0
 WITH stored AS (
     INSERT INTO lineshaft.task (
         id, dag_id, type, title, preset, spec, required_capabilities, model_preferences, fallback_models, max_cost_usd, max_total_cost_usd,
-        lock_key, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at, priority_boost_per_minute,
+        lock_key, admission, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at, priority_boost_per_minute,
         max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report, expire_at_deadline, open_limits, type_revision,
         created_at
     )
     VALUES (
         %(id)s::text, %(dag_id)s::text, %(type)s::text, %(title)s::text, %(preset)s::text, %(spec)s::jsonb,
         %(required_capabilities)s::text[], %(model_preferences)s::text[], %(fallback_models)s::text[], %(max_cost_usd)s::numeric,
-        %(max_total_cost_usd)s::numeric, %(lock_key)s::text, %(retry)s::jsonb, %(output_type)s::text, %(gates)s::jsonb, %(tags)s::text[],
+        %(max_total_cost_usd)s::numeric, %(lock_key)s::text, %(admission)s::jsonb, %(retry)s::jsonb, %(output_type)s::text, %(gates)s::jsonb, %(tags)s::text[],
         %(created_by)s::text, %(created_by_token)s::text, %(surface)s::jsonb, %(deadline)s::timestamptz, %(run_at)s::timestamptz,
         %(priority_boost_per_minute)s::double precision, %(max_duration_sec)s::double precision,
         %(heartbeat_interval_sec)s::double precision, %(priority)s::smallint, %(max_attempts)s::smallint,
@@ -138,7 +138,7 @@ WITH stored AS (
 ),
 placed AS (
     INSERT INTO lineshaft.task_live (
-        id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, heartbeat_sec, limit_sec, is_gated,
+        id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission, heartbeat_sec, limit_sec, is_gated,
         expires, max_cost_usd, max_total_cost_usd
     )
     SELECT
@@ -149,7 +149,7 @@ placed AS (
         ),
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
-        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(heartbeat_interval_sec)s::double precision,
+        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(admission)s::jsonb, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
         %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric, %(max_total_cost_usd)s::numeric
     FROM (

@@ -169,6 +169,7 @@ gone AS (
     WHERE live.id = input.id
       AND live.epoch = input.epoch
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
+      AND NOT live.has_slots
       AND lineshaft.within_limit_1(
         greatest(input.cost, live.attempt_cost_usd),
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)

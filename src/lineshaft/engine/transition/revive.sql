@@ -10,7 +10,7 @@ ended AS (
     RETURNING task_end.*, input.lane_id, input.delay, input.lock_owner
 )
 INSERT INTO lineshaft.task_live (
-    id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key,
+    id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
     awaited, expires, max_cost_usd, max_total_cost_usd
 )
@@ -28,7 +28,7 @@ SELECT
         WHEN task.is_batch AND open.n = 0 THEN clock.now
     END,
     (SELECT last_value FROM lineshaft.generation_no),
-    task.lock_key, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
+    task.lock_key, task.admission, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
