@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from lineshaft import background
 from lineshaft.agent.blocked_loop import LOOK_SEC, BlockedLoops
 from lineshaft.client.backend import HeartbeatTransport
 from lineshaft.clock import lease_time
@@ -148,10 +149,7 @@ class LeaseKeeper:
                     async with asyncio.timeout(pause):
                         await self._changed.wait()
         finally:
-            watches = {watching, *self._stop_watches}
-            for watch in watches:
-                watch.cancel()
-            await asyncio.wait(watches)
+            await background.stop(watching, *self._stop_watches)
             await self._transport.close()
 
     async def _watch_loops(self) -> None:

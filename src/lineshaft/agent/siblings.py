@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from lineshaft import background
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError
 from lineshaft.model.instance_names import ProcessName, parse, short_names
@@ -169,5 +170,4 @@ async def watching(backend: Backend, watcher: Presence, looked: asyncio.Event) -
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        await background.stop(task)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from lineshaft import background
 from lineshaft.agent.claim_calls import ClaimCalls, Claimed
 from lineshaft.agent.execution import Execution
 from lineshaft.agent.outcome import Outcome, OutcomeKind, describe, failed
@@ -69,8 +70,7 @@ class Writer:
         await self._none.wait()
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await background.stop(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+from lineshaft import background
 from lineshaft.errors import UnavailableError
 
 Counts = Mapping[str, int]
@@ -44,9 +45,7 @@ async def _once(duty: Duty, stop: asyncio.Event) -> Counts:
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else {}
     finally:
-        for task in (work, stopped):
-            task.cancel()
-        await asyncio.gather(work, stopped, return_exceptions=True)
+        await background.stop(work, stopped)
 
 
 class Trouble:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 
+from lineshaft import background
 from lineshaft.duties.loop import Counts
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.reaper import Reaper
@@ -83,6 +84,5 @@ class OnDemand:
 
     async def close(self) -> None:
         if self._validating is not None:
-            self._validating.cancel()
-            await asyncio.wait({self._validating})
+            await background.stop(self._validating)
             self._validating = None

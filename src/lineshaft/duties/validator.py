@@ -17,6 +17,7 @@ from decimal import Decimal
 
 from msgspec import Struct
 
+from lineshaft import background
 from lineshaft.checks.verdict import NoVerdict, rejected
 from lineshaft.duties.loop import Counts, Trouble
 from lineshaft.engine.review.approvals import Approvals
@@ -114,10 +115,7 @@ class Validator(Struct, frozen=True):
             yield
         finally:
             cancelled = list(runs.values())
-            started = [renewal, *runs]
-            for task in started:
-                task.cancel()
-            await asyncio.gather(*started, return_exceptions=True)
+            await background.stop(renewal, *runs)
             if cancelled:
                 # End the leases, so that another validator needn't wait for them to expire.
                 with contextlib.suppress(UnavailableError):

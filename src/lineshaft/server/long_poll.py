@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from lineshaft import background
 from lineshaft.clock import lease_time
 from lineshaft.engine.agents import Present
 from lineshaft.engine.claim.upcoming import Upcoming
@@ -253,8 +254,7 @@ async def watch_disconnect(receive: Receive) -> "AsyncIterator[asyncio.Task[None
     try:
         yield watching
     finally:
-        watching.cancel()
-        await asyncio.wait({watching})
+        await background.stop(watching)
 
 
 class OpeningsWatcher:

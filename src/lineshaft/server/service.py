@@ -10,7 +10,7 @@ from typing import Self
 
 from starlette.types import Scope as AsgiScope
 
-from lineshaft import __version__
+from lineshaft import __version__, background
 from lineshaft.artifacts import open_store
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import Clock
@@ -100,7 +100,7 @@ class Service:
             opening.push_async_callback(self.on_demand.close)
             opening.push_async_callback(self.tail.close)
             watching = asyncio.create_task(self.openings.run(), name="lineshaft openings watcher")
-            opening.push_async_callback(_end, watching)
+            opening.push_async_callback(background.stop, watching)
             await opening.enter_async_context(self._present())
             self._resources = opening.pop_all()
         return self
@@ -119,7 +119,7 @@ class Service:
         try:
             yield
         finally:
-            await _end(reporting)
+            await background.stop(reporting)
             # If the database doesn't answer, the row is forgotten later.
             with contextlib.suppress(UnavailableError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_WITHIN_SEC):
@@ -169,11 +169,6 @@ class Service:
 def server_name(settings: Settings) -> str:
     """As people tell servers of one database apart."""
     return f"{socket.gethostname()}:{settings.port}"
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait({task})
 
 
 Call = routing.Call[Service]

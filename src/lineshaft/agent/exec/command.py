@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import Struct, field
 
+from lineshaft import background
 from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.account import UnixAccount
 from lineshaft.agent.exec.files import attempt_files, delete_left_behind
@@ -127,9 +128,7 @@ class Command(Struct, frozen=True):
         try:
             await self._watch(process, parts, limit, errors)
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.wait(parts)
+            await background.stop(*parts)
             code = process.close()
         if conversation.wish is not None:
             return conversation.wish

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from lineshaft import background
 from lineshaft.engine.feed.redis_dispatch import RedisDispatch
 from lineshaft.engine.feed.waiter import Waiter
 from lineshaft.engine.feed.wakeups import Wakeups
@@ -91,8 +92,7 @@ class LaneDirectory:
 
     async def close(self) -> None:
         if self._lookup is not None:
-            self._lookup.cancel()
-            await asyncio.wait({self._lookup})
+            await background.stop(self._lookup)
 
     def _look_up(self, lane: int) -> None:
         if lane in self._known:

@@ -24,12 +24,13 @@ from collections.abc import Coroutine, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
+from lineshaft import background
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.lane_reports import LaneReports
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.integrations.redis.connection import RedisServer, stop
+from lineshaft.integrations.redis.connection import RedisServer
 from lineshaft.integrations.redis.lists import WakeupLists
 
 #: The name of connections that listen, in processes without Redis ...
@@ -111,7 +112,7 @@ class RedisDispatch:
             self._start(work)
 
     async def close(self) -> None:
-        await stop(self._background)
+        await background.stop(*self._background)
         # What was committed last is passed on too.
         with contextlib.suppress(LineshaftError, TimeoutError):
             async with asyncio.timeout(_FLUSH_SEC):

@@ -31,6 +31,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 
+from lineshaft import background
 from lineshaft.engine.feed.redis_dispatch import FOR_OTHERS, LISTENER, LISTENER_WITH_REDIS, RedisDispatch
 from lineshaft.engine.feed.waiter import Waiter
 from lineshaft.engine.postgres.session import connect_options, shut_down
@@ -130,8 +131,7 @@ class Wakeups:
             waiter.close()
         if self._task is not None:
             task, self._task = self._task, None
-            task.cancel()
-            await asyncio.wait({task})
+            await background.stop(task)
             if not task.cancelled():
                 task.result()
 

@@ -14,6 +14,7 @@ import msgspec
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from lineshaft import background
 from lineshaft.errors import LineshaftError
 from lineshaft.integrations.officeplane.officeplane import Detail, Officeplane
 from lineshaft.integrations.officeplane.updates import Listener
@@ -66,9 +67,7 @@ class UpdatesSocket:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await background.stop(*tasks)
         # Sending fails once the client has disconnected.
         if _ended(disconnected) or _ended(sending):
             return

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
+from lineshaft import background
 from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.engine.read.queries import Queries
@@ -158,8 +159,7 @@ class Updates:
     async def close(self) -> None:
         sending, self._sending = self._sending, None
         if sending is not None:
-            sending.cancel()
-            await asyncio.wait({sending})
+            await background.stop(sending)
 
 
 def _state_before(event: Event, task: DocumentTask) -> str | None:

@@ -21,11 +21,12 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 
+from lineshaft import background
 from lineshaft.engine.guards.outside import OutsideRows
 from lineshaft.errors import SettingsError, UnavailableError
 from lineshaft.ids import new_id
 from lineshaft.integrations.officeplane_redis.lock_keys import Grant, LockKeys
-from lineshaft.integrations.redis.connection import RedisServer, RedisUnavailableError, stop
+from lineshaft.integrations.redis.connection import RedisServer, RedisUnavailableError
 from lineshaft.model.lock_keys import DOCUMENT_PREFIX, document_of
 from lineshaft.settings import Settings
 
@@ -91,7 +92,7 @@ class DocumentLocks:
 
     async def close(self) -> None:
         if self._running is not None:
-            await stop([self._running])
+            await background.stop(self._running)
             with contextlib.suppress(UnavailableError):
                 await self._compare()
             await self._client.aclose()

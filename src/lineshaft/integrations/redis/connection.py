@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 #: The longest that one answer may take.
 TIMEOUT_SEC = 0.5
-_CANCEL_PAUSE_SEC = 0.05
 
 
 class RedisUnavailableError(UnavailableError):
@@ -121,17 +120,6 @@ class RedisServer:
 def dispatch_server(settings: Settings) -> RedisServer | None:
     """The one that carries wake-ups. Behind a pooler in transaction mode none does: sessions must last."""
     return RedisServer(settings.redis_url) if settings.redis_url and settings.sessions else None
-
-
-async def stop(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Cancel background tasks that use a client, and wait for their end.
-
-    Again and again: `wait_for` of Python 3.11, which the client uses, loses some cancellations.
-    """
-    while tasks := {task for task in tasks if not task.done()}:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=_CANCEL_PAUSE_SEC)
 
 
 def _reason(error: Exception) -> str:

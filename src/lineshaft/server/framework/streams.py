@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from starlette.responses import StreamingResponse
 
+from lineshaft import background
 from lineshaft.engine.feed.event_query import EventQuery
 from lineshaft.engine.feed.events import NOW, Events
 from lineshaft.errors import (
@@ -114,8 +115,7 @@ class Tail:
 
     async def close(self) -> None:
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+            await background.stop(self._looking)
 
 
 def _too_many(who: str, most: int) -> RateLimitedError:
