@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.budget import shown
+from lineshaft.model.fields import text_fault
 
 #: Items of one list.
 MAX_ITEMS = 10_000
@@ -26,6 +27,10 @@ class Part(Struct, frozen=True, omit_defaults=True):
     #: Names of fields and positions in lists, with dots between them.
     path: str = ""
     value: msgspec.Raw | UnsetType = UNSET
+
+    @property
+    def is_value(self) -> bool:
+        return self.value is not UNSET
 
     def __str__(self) -> str:
         return f"{self.task}.{self.path}" if self.path else self.task
@@ -46,12 +51,24 @@ class ForEach(Struct, frozen=True, forbid_unknown_fields=True):
     concurrency: int | None = None
 
 
-class Opening(Struct, frozen=True, omit_defaults=True):
+def for_each_faults(for_each: ForEach) -> list[tuple[str, str]]:
+    """The faults of its fields."""
+    faults = [] if (fault := text_fault(for_each.over)) is None else [("for_each.over", fault)]
+    if not 1 <= for_each.max <= MAX_ITEMS:
+        faults.append(("for_each.max", f"must be a whole number from 1 to {MAX_ITEMS}, got {for_each.max}"))
+    if for_each.concurrency is not None and for_each.concurrency < 1:
+        faults.append(
+            ("for_each.concurrency", f"must be a whole number of at least 1, got {for_each.concurrency}")
+        )
+    return faults
+
+
+class StoredForEach(Struct, frozen=True, omit_defaults=True):
     """A `for_each` as it is stored."""
 
     over: str
-    #: What `over` means.
-    list: Part
+    #: What `over` means, with the id of the task.
+    source: Part
     max: int = DEFAULT_MAX_ITEMS
     concurrency: int | None = None
 
@@ -60,7 +77,7 @@ class Opening(Struct, frozen=True, omit_defaults=True):
         return ForEach(self.over, self.max, self.concurrency)
 
 
-class NoSuchPartError(InvalidInputError):
+class NoSuchPartError(Exception):
     """An output has no part of this name."""
 
 
@@ -121,16 +138,16 @@ def _described(value: Any) -> str:
     return f"is {shown(value)}"
 
 
-def items_of(output: Any, opening: Opening) -> list[Any]:
-    """The items of a list; raises InvalidInputError if it isn't one, or is too long."""
+def items_of(output: Any, each: StoredForEach) -> list[Any]:
+    """The items of the list in an output; raises InvalidInputError if it isn't a list, or is too long."""
     try:
-        items = part_of(output, opening.list.path)
+        items = part_of(output, each.source.path)
     except NoSuchPartError as error:
-        raise InvalidInputError(f"for_each over {opening.over!r}: {error}") from None
+        raise InvalidInputError(f"for_each over {each.over!r}: {error}") from None
     if not isinstance(items, list):
-        raise InvalidInputError(f"for_each over {opening.over!r} needs a list, but it {_described(items)}")
-    if len(items) > opening.max:
+        raise InvalidInputError(f"for_each over {each.over!r} needs a list, but that {_described(items)}")
+    if len(items) > each.max:
         raise InvalidInputError(
-            f"for_each over {opening.over!r}: the list has {len(items)} items, and max is {opening.max}"
+            f"for_each over {each.over!r}: the list has {len(items)} items, but max is {each.max}"
         )
     return items

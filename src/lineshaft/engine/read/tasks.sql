@@ -2,7 +2,7 @@
 -- All columns of these tasks, live or ended.
 SELECT
     clock.now,
-    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.inputs, task.key, task.preset,
+    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.inputs, task.for_each, task.key, task.preset,
     task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
     task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.admission, task.max_attempts, task.retry,
     task.expire_at_deadline,

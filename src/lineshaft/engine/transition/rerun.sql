@@ -1,6 +1,19 @@
+-- fragment: is_no_turn
+-- A child of a list also waits for the end of another one, so that only so many run at once: it needs nothing of that one.
+(
+    edge.kind = 'success'
+    OR NOT EXISTS (
+        SELECT FROM lineshaft.task AS one
+        JOIN lineshaft.task AS other ON other.id = edge.depends_on AND other.parent_id = one.parent_id
+        JOIN lineshaft.task AS batch ON batch.id = one.parent_id AND batch.for_each IS NOT NULL
+        WHERE one.id = edge.task_id
+    )
+)
+
 -- name: members
 -- A task that is to run again, and what waits for it: with `downstream` everything below it, else only what hasn't ended. A batch has no work
--- of its own, so its children run again. Nothing is locked here: the caller locks these and looks again, until there are no others.
+-- of its own, so its children run again; of a task with a list, those of its present list. Nothing is locked here: the caller locks these and
+-- looks again, until there are no others.
 WITH RECURSIVE root AS (
     SELECT %(id)s::text COLLATE "C" AS id
     UNION
@@ -9,6 +22,10 @@ WITH RECURSIVE root AS (
     CROSS JOIN LATERAL (
         SELECT child.id FROM lineshaft.task AS batch JOIN lineshaft.task AS child ON child.parent_id = batch.id
         WHERE batch.id = root.id AND batch.is_batch
+          AND (
+            batch.for_each IS NULL
+            OR EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = batch.id AND edge.depends_on = child.id)
+          )
         OFFSET 0
     ) AS child
 ),
@@ -18,7 +35,11 @@ below AS (
     SELECT dependent.id
     FROM below
     CROSS JOIN LATERAL (
-        SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = below.id AND %(downstream)s::boolean OFFSET 0
+        SELECT edge.task_id AS id FROM lineshaft.edge
+        WHERE edge.depends_on = below.id AND %(downstream)s::boolean
+          AND
+            -- include: is_no_turn
+        OFFSET 0
     ) AS dependent
 ),
 member AS MATERIALIZED (
@@ -26,10 +47,31 @@ member AS MATERIALIZED (
     UNION
     SELECT live.id
     FROM root
-    CROSS JOIN LATERAL (SELECT edge.task_id FROM lineshaft.edge WHERE edge.depends_on = root.id OFFSET 0) AS dependent
+    CROSS JOIN LATERAL (
+        SELECT edge.task_id FROM lineshaft.edge
+        WHERE edge.depends_on = root.id
+          AND
+            -- include: is_no_turn
+        OFFSET 0
+    ) AS dependent
     JOIN lineshaft.task_live AS live ON live.id = dependent.task_id
+),
+-- Their children are of a list that is replaced.
+outdated AS MATERIALIZED (
+    SELECT member.id
+    FROM member
+    JOIN lineshaft.task AS batch ON batch.id = member.id AND batch.for_each IS NOT NULL
+    WHERE EXISTS (
+        SELECT FROM lineshaft.edge JOIN lineshaft.task AS child ON child.id = edge.depends_on
+        WHERE edge.task_id = batch.id AND child.parent_id = batch.id
+    ) AND EXISTS (
+        SELECT FROM lineshaft.edge JOIN lineshaft.task AS upstream ON upstream.id = edge.depends_on
+        WHERE edge.task_id = batch.id AND edge.depends_on = ANY (ARRAY(SELECT other.id FROM member AS other))
+          AND upstream.parent_id IS DISTINCT FROM batch.id
+    )
 )
 SELECT member.id,
+    member.id IN (SELECT outdated.id FROM outdated) AS has_old_list,
     -- It has begun with the outputs of others, and waits for its own children, sleeps, or waits for a signal.
     coalesce(live.status = 'PENDING' AND NOT live.is_batch, false)
         AND (
@@ -42,6 +84,13 @@ SELECT member.id,
         ) AS is_suspended
 FROM member
 LEFT JOIN lineshaft.task_live AS live ON live.id = member.id
+
+-- name: forget_lists
+-- Tasks with a list that is replaced no longer wait for its children, which remain in the history. Returns the children.
+DELETE FROM lineshaft.edge
+USING lineshaft.task AS child
+WHERE edge.task_id = ANY (%(ids)s::text[]) AND child.id = edge.depends_on AND child.parent_id = edge.task_id
+RETURNING child.id
 
 -- name: keep_attempts
 -- The attempts that completed tasks are in the rows of their ends, which a rerun deletes. (One whose output a gate checked has its own row, but
@@ -69,13 +118,14 @@ ON CONFLICT (task_id, epoch) DO UPDATE SET output = excluded.output
 
 -- name: reopen_edges
 -- What runs again, and what waits, waits for what runs again. `ids` are those that run again, `waiting` the others. A batch of these waits for
--- its children only: if they have begun, it goes on.
+-- its children only: if they have begun, it goes on. (A task with a list waits for the list.)
 UPDATE lineshaft.edge
 SET satisfied = false
 WHERE edge.depends_on = ANY (%(ids)s::text[]) AND edge.satisfied
   AND edge.task_id = ANY (%(ids)s::text[] || %(waiting)s::text[])
   AND (
     SELECT live.is_batch AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = edge.depends_on AND task.parent_id = live.id)
+        AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = live.id AND task.for_each IS NOT NULL)
     FROM lineshaft.task_live AS live WHERE live.id = edge.task_id
   ) IS NOT TRUE
 

@@ -49,11 +49,11 @@ SELECT task.id, ended.status::text AS status, task.type, task.required_capabilit
     task.priority_boost_per_minute, task.max_cost_usd, task.max_total_cost_usd, ended.cost_usd, task.idempotency_key, task.spec, task.is_batch,
     task.deadline,
     task.expire_at_deadline AND task.deadline <= coalesce(%(now)s::timestamptz, now()) AS expired,
-    -- Batches around it with the same lock, the outermost first.
+    -- Batches around it with the same lock, the outermost first. The children of a list have their locks themselves: several run at once.
     ARRAY(
         WITH RECURSIVE around AS (
             SELECT batch.id, batch.parent_id, batch.lock_key, 1 AS distance
-            FROM lineshaft.task AS batch WHERE batch.id = task.parent_id AND batch.is_batch
+            FROM lineshaft.task AS batch WHERE batch.id = task.parent_id AND batch.is_batch AND batch.for_each IS NULL
             UNION ALL
             SELECT batch.id, batch.parent_id, batch.lock_key, around.distance + 1
             FROM around JOIN lineshaft.task AS batch ON batch.id = around.parent_id AND batch.is_batch
