@@ -16,6 +16,7 @@ from lineshaft.engine.transition.expand import Expansion, dead_letter
 from lineshaft.model import graph
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
+from lineshaft.model.tasks import MAX_SPAWNED_TASKS
 from lineshaft.types.work import MAX_INPUT_BYTES, UNREPORTED
 
 _SQL = catalog.load(__name__)
@@ -33,7 +34,7 @@ class _ChildOutput(Struct, frozen=True):
 class Transitions:
     """Locks tasks, writes effects, and ends batches whose children have all ended."""
 
-    def __init__(self, database: Database, *, max_spawned_tasks: int) -> None:
+    def __init__(self, database: Database, *, max_spawned_tasks: int = MAX_SPAWNED_TASKS) -> None:
         self.database = database
         self.locks = TaskLocks(database)
         self._expansion = Expansion(self.locks, max_spawned_tasks)
