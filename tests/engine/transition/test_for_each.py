@@ -147,7 +147,7 @@ async def test_what_is_no_list_or_too_long_fails_the_task(
 async def test_only_so_many_children_run_at_once(world: World) -> None:
     """Each waits for the one `concurrency` positions before it: a slow one holds up its own chain only."""
     agent = await world.agent()
-    made = await FanOut.of(world, range(7), for_each=ForEach("scan.files", concurrency=3))
+    made = await FanOut.of(world, list(range(7)), for_each=ForEach("scan.files", concurrency=3))
 
     first = await world.claim(agent, 10)
     assert [task.title for task in first] == ["review [0]", "review [1]", "review [2]"]
@@ -172,7 +172,7 @@ async def test_only_so_many_children_run_at_once(world: World) -> None:
 async def test_a_child_that_is_a_dead_letter_makes_one_of_its_task(world: World) -> None:
     """The others are cancelled, as in a batch; a retry of the task runs only what hasn't completed."""
     agent = await world.agent()
-    made = await FanOut.of(world, range(4), for_each=ForEach("scan.files", concurrency=2))
+    made = await FanOut.of(world, list(range(4)), for_each=ForEach("scan.files", concurrency=2))
     first, second = await world.claim(agent, 10)
     await world.complete(first, "first")
 
@@ -196,7 +196,7 @@ async def test_a_child_that_is_a_dead_letter_makes_one_of_its_task(world: World)
 
 async def test_a_child_that_is_retried_before_its_task_is_not_run_twice(world: World) -> None:
     agent = await world.agent()
-    made = await FanOut.of(world, range(2))
+    made = await FanOut.of(world, list(range(2)))
     first, second = await world.claim(agent, 10)
     await world.fail(second, "no", category="auth_failure")
     await world.engine.revive.retry(second.id)
@@ -212,7 +212,7 @@ async def test_a_child_that_is_retried_before_its_task_is_not_run_twice(world: W
 
 async def test_a_cancelled_task_takes_its_children_along(world: World) -> None:
     agent = await world.agent()
-    made = await FanOut.of(world, range(3), for_each=ForEach("scan.files", concurrency=2))
+    made = await FanOut.of(world, list(range(3)), for_each=ForEach("scan.files", concurrency=2))
     (held,) = await world.claim(agent, 1)
 
     await world.engine.cancel.cancel(made.node, "enough")
@@ -240,7 +240,7 @@ async def test_a_list_that_failed_is_read_again_when_its_task_is_retried(world: 
 
 async def test_a_list_that_is_made_again_replaces_the_children(world: World) -> None:
     """Those of the old list stay in the history, and count no longer."""
-    made = await FanOut.of(world, range(3))
+    made = await FanOut.of(world, list(range(3)))
     await world.finish_all("old")
     assert world.dag_row(made.dag.id)["status"] == "completed"
 
@@ -260,7 +260,7 @@ async def test_a_list_that_is_made_again_replaces_the_children(world: World) -> 
 async def test_a_list_is_not_made_again_under_children_that_run(world: World) -> None:
     """Unless the caller wants it: then they are cancelled, and the task waits for the new list."""
     agent = await world.agent()
-    made = await FanOut.of(world, range(3), for_each=ForEach("scan.files", concurrency=2))
+    made = await FanOut.of(world, list(range(3)), for_each=ForEach("scan.files", concurrency=2))
     held, other = await world.claim(agent, 10)
     await world.complete(other, "old")
 
@@ -298,7 +298,7 @@ async def test_a_task_whose_list_is_not_there_yet_just_waits_again(world: World)
 
 
 async def test_a_task_that_is_run_again_runs_its_children_again(world: World) -> None:
-    made = await FanOut.of(world, range(3), for_each=ForEach("scan.files", concurrency=1))
+    made = await FanOut.of(world, list(range(3)), for_each=ForEach("scan.files", concurrency=1))
     await world.finish_all("old")
 
     await world.engine.rerun.rerun(made.node)
@@ -311,7 +311,7 @@ async def test_a_task_that_is_run_again_runs_its_children_again(world: World) ->
 
 async def test_one_child_is_run_again_without_the_others(world: World) -> None:
     """The next one in its chain waited for its end only, and needs nothing of it."""
-    made = await FanOut.of(world, range(3), for_each=ForEach("scan.files", concurrency=1))
+    made = await FanOut.of(world, list(range(3)), for_each=ForEach("scan.files", concurrency=1))
     await world.finish_all("old")
     first = made.children()[0]["id"]
 
@@ -326,7 +326,7 @@ async def test_one_child_is_run_again_without_the_others(world: World) -> None:
 async def test_a_dead_letter_of_an_old_list_doesn_t_touch_the_new_one(world: World) -> None:
     """Nor does a retry of the task bring it back."""
     agent = await world.agent()
-    made = await FanOut.of(world, range(2))
+    made = await FanOut.of(world, list(range(2)))
     first, second = await world.claim(agent, 10)
     await world.fail(second, "no", category="auth_failure")
     await world.engine.rerun.rerun(made.scan, downstream=True)
@@ -387,7 +387,7 @@ async def test_a_task_that_spawns_may_spawn_a_list(world: World) -> None:
 
 async def test_a_list_counts_as_tasks_that_are_spawned(world: World, limited: World) -> None:
     """Its task fails if the DAG would have more of them than the installation allows."""
-    made = await FanOut.of(limited, range(6))
+    made = await FanOut.of(limited, list(range(6)))
 
     end = world.end(made.node)
     assert end["status"] == "DEAD_LETTERED"
@@ -422,7 +422,7 @@ async def test_children_have_the_limits_of_their_task_and_use_its_dag_s_money(wo
 async def test_children_take_a_lock_one_by_one(world: World) -> None:
     """Of a batch the batch holds the lock, because its children never run together; here they might."""
     agent = await world.agent()
-    await FanOut.of(world, range(3), lock_key="doc:1")
+    await FanOut.of(world, list(range(3)), lock_key="doc:1")
 
     for position in range(3):
         (task,) = await world.claim(agent, 10)
@@ -434,7 +434,7 @@ async def test_a_default_of_the_type_reaches_the_children(world: World) -> None:
     """Also one that was set while the task waited for its list."""
     agent = await world.agent()
     dag = await world.dag(*fan_out())
-    await world.engine.task_types.set("review", TypeSettings(max_cost_usd=3))
+    await world.engine.task_types.set("review", {"max_cost_usd": 3})
     await world.complete(await world.take(agent, types=["scan"]), {"files": ["a"]})
 
     (task,) = await world.claim(agent, 10)

@@ -1,15 +1,3 @@
--- fragment: is_no_turn
--- A child of a list also waits for the end of another one, so that only so many run at once: it needs nothing of that one.
-(
-    edge.kind = 'success'
-    OR NOT EXISTS (
-        SELECT FROM lineshaft.task AS one
-        JOIN lineshaft.task AS other ON other.id = edge.depends_on AND other.parent_id = one.parent_id
-        JOIN lineshaft.task AS batch ON batch.id = one.parent_id AND batch.for_each IS NOT NULL
-        WHERE one.id = edge.task_id
-    )
-)
-
 -- name: members
 -- A task that is to run again, and what waits for it: with `downstream` everything below it, else only what hasn't ended. A batch has no work
 -- of its own, so its children run again; of a task with a list, those of its present list. Nothing is locked here: the caller locks these and
@@ -37,8 +25,8 @@ below AS (
     CROSS JOIN LATERAL (
         SELECT edge.task_id AS id FROM lineshaft.edge
         WHERE edge.depends_on = below.id AND %(downstream)s::boolean
-          AND
-            -- include: is_no_turn
+          AND NOT
+            -- include: is_turn
         OFFSET 0
     ) AS dependent
 ),
@@ -50,8 +38,8 @@ member AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT edge.task_id FROM lineshaft.edge
         WHERE edge.depends_on = root.id
-          AND
-            -- include: is_no_turn
+          AND NOT
+            -- include: is_turn
         OFFSET 0
     ) AS dependent
     JOIN lineshaft.task_live AS live ON live.id = dependent.task_id

@@ -96,7 +96,8 @@ RETURNING key
 SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[])
 
 -- name: reopen_edges
--- A completed task may have been run again since a dependent of it ended: that dependent waits for it again when it is revived.
+-- A completed task may have been run again since a dependent of it ended: that dependent waits for it again when it is revived. Children of a
+-- list that are revived together take turns again.
 UPDATE lineshaft.edge
 SET satisfied = false
 WHERE edge.task_id = ANY (%(ids)s::text[]) AND edge.satisfied
@@ -104,8 +105,15 @@ WHERE edge.task_id = ANY (%(ids)s::text[]) AND edge.satisfied
   AND EXISTS (SELECT FROM lineshaft.task WHERE task.id = edge.depends_on)
   -- (Not a join: see unblock_dependents.)
   AND (
-    SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on
-  ) IS NOT TRUE
+    (
+        SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on
+    ) IS NOT TRUE
+    OR (
+        edge.depends_on = ANY (%(ids)s::text[])
+        AND
+            -- include: is_turn
+    )
+  )
 
 -- name: reopen_work
 -- Work of a source counts against its max_open again.
