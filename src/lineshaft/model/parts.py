@@ -1,4 +1,4 @@
-"""Parts of outputs, named by paths such as `files.0.name`, and tasks that run once for each item of a list."""
+"""Parts of outputs, named by paths such as `files.0.name`, and tasks that run for each item of a list."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
@@ -100,15 +100,12 @@ def part_named(text: str, keys: Container[str]) -> Source:
 
 def part_of(value: Any, path: str) -> Any:
     """The part of a value; raises NoSuchPartError with the place where the path leaves the value."""
-    come_to = "the output"
+    place = "the output"
     for name in path.split(".") if path else ():
-        fields = _fields(value)
-        if name not in fields:
-            raise NoSuchPartError(
-                f"there is no {path!r} in the output: {come_to} {_described(value)}, without {name!r}"
-            )
+        if name not in _fields(value):
+            raise NoSuchPartError(f"there is no {name!r} in {place}: it {_described(value)}")
         value = value[int(name)] if isinstance(value, list) else value[name]
-        come_to = f"{name!r}"
+        place = repr(name)
     return value
 
 
@@ -143,11 +140,9 @@ def items_of(output: Any, each: StoredForEach) -> list[Any]:
     try:
         items = part_of(output, each.source.path)
     except NoSuchPartError as error:
-        raise InvalidInputError(f"for_each over {each.over!r}: {error}") from None
+        raise InvalidInputError(str(error)) from None
     if not isinstance(items, list):
-        raise InvalidInputError(f"for_each over {each.over!r} needs a list, but that {_described(items)}")
+        raise InvalidInputError(f"expected a list, but it {_described(items)}")
     if len(items) > each.max:
-        raise InvalidInputError(
-            f"for_each over {each.over!r}: the list has {len(items)} items, but max is {each.max}"
-        )
+        raise InvalidInputError(f"the list has {len(items)} items, but max is {each.max}")
     return items

@@ -269,8 +269,8 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     expire_at_deadline: bool = False
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
-    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id, each perhaps
-    #: with a path to a part of the output (`scan.files.0`); or a list of them. The task waits for these tasks.
+    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id, with a path if
+    #: it gets a part of the output (`scan.files.0`); or a list of them. The task waits for these tasks.
     inputs: Mapping[str, str | Sequence[str]] | None = None
     #: One child with this task's type, spec and limits for each item of a list that another task of the call
     #: returns. Each gets the inputs `item` and `index`; the task's output is the list of their outputs.

@@ -8,7 +8,7 @@ import pytest
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.errors import DependentsRunningError, InvalidInputError
+from lineshaft.errors import DependentsRunningError
 from lineshaft.model.parts import ForEach
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
@@ -33,9 +33,7 @@ class FanOut:
     def __init__(self, world: World, dag: SubmittedDag) -> None:
         self.world = world
         self.dag = dag
-        self.scan, self.node, self.report = (
-            dag.tasks[key].id for key in ("scan", "review", "report")
-        )
+        self.scan, self.node, self.report = (dag.tasks[key].id for key in ("scan", "review", "report"))
 
     @classmethod
     async def of(cls, world: World, items: Sequence[Any] = ("a", "b", "c"), **fields: Any) -> "FanOut":
@@ -69,7 +67,11 @@ async def test_each_item_becomes_a_child_with_the_item_and_its_position(world: W
 
     claim = await world.claims(agent, 10)
     given = [each.inputs for each in assignments(claim)]
-    assert given == [{"item": "a", "index": 0}, {"item": {"path": "b"}, "index": 1}, {"item": None, "index": 2}]
+    assert given == [
+        {"item": "a", "index": 0},
+        {"item": {"path": "b"}, "index": 1},
+        {"item": None, "index": 2},
+    ]
     assert {(task.type, decoded(task.spec)["strict"], task.parent_id) for task in claim.tasks} == {
         ("review", True, made.node)
     }
@@ -98,26 +100,15 @@ async def test_an_empty_list_completes_its_task_with_an_empty_list(world: World)
 @pytest.mark.parametrize(
     ("for_each", "output", "error"),
     [
-        (ForEach("scan.files"), {"files": "a"}, "for_each over 'scan.files' needs a list, but that is 'a'."),
+        (ForEach("scan.files"), {"files": "a"}, "expected a list, but it is 'a'"),
         (
             ForEach("scan.files"),
             {"found": [], "names": 1},
-            "for_each over 'scan.files': there is no 'files' in the output: the output is an object with "
-            "'found', 'names', without 'files'.",
+            "there is no 'files' in the output: it is an object with 'found', 'names'",
         ),
-        (ForEach("scan"), None, "for_each over 'scan' needs a list, but that is None."),
-        (
-            ForEach("scan.files.0", max=2),
-            {"files": [[1, 2, 3]]},
-            "for_each over 'scan.files.0': the list has 3 items, but max is 2.",
-        ),
-        (
-            ForEach("scan"),
-            {"data": None, "data_ref": "artifact:a1", "size": 2_000_000},
-            "for_each over 'scan': the output of task {scan} is in the artifact store (artifact:a1, 2000000 bytes), "
-            "because it is larger than 1048576 bytes. Return a smaller one, for example with names of what "
-            "the items are about.",
-        ),
+        (ForEach("scan"), None, "expected a list, but it is None"),
+        (ForEach("scan.files.0", max=2), {"files": [[1, 2, 3]]}, "the list has 3 items, but max is 2"),
+        (ForEach("scan.files.3"), {"files": [1]}, "there is no '3' in 'files': it is a list of 1 items"),
     ],
 )
 async def test_what_is_no_list_or_too_long_fails_the_task(
@@ -126,22 +117,37 @@ async def test_what_is_no_list_or_too_long_fails_the_task(
     """Nothing would change with another try: the task is a dead letter at once, and says why."""
     dag = await world.dag(*fan_out(for_each=for_each))
     scan, node = dag.tasks["scan"].id, dag.tasks["review"].id
-    if "artifact" in error:
-        world.connection.execute(
-            "INSERT INTO lineshaft.content (sha256, size, stored, used_at) VALUES ('x', 2000000, true, now())"
-        )
-        world.connection.execute(
-            "INSERT INTO lineshaft.artifact (id, created_at, used_at, size, sha256, name, content_type)"
-            " VALUES ('a1', now(), now(), 2000000, 'x', 'x', 'x')"
-        )
 
     await world.complete(await world.take(), output)
 
     end = world.end(node)
-    assert (world.status(scan), end["status"], end["category"]) == ("COMPLETED", "DEAD_LETTERED", "invalid_input")
-    assert end["reason"] == error.format(scan=scan)
+    assert (world.status(scan), end["status"], end["category"]) == (
+        "COMPLETED",
+        "DEAD_LETTERED",
+        "invalid_input",
+    )
+    assert end["reason"] == f"for_each over {for_each.over!r}: {error}."
     assert world.dag_row(dag.id)["status"] == "failed"
     assert world.kinds(node)[-1] == "task.dead_lettered"
+
+
+async def test_a_list_in_the_artifact_store_fails_its_task(world: World) -> None:
+    """The transaction that expands it can't read the store."""
+    dag = await world.dag(*fan_out(for_each=ForEach("scan")))
+    world.connection.execute(
+        "INSERT INTO lineshaft.content (sha256, size, stored, used_at) VALUES ('x', 2000000, true, now())"
+    )
+    world.connection.execute(
+        "INSERT INTO lineshaft.artifact (id, created_at, used_at, size, sha256, name, content_type)"
+        " VALUES ('a1', now(), now(), 2000000, 'x', 'x', 'x')"
+    )
+
+    await world.complete(await world.take(), {"data": None, "data_ref": "artifact:a1", "size": 2_000_000})
+
+    assert world.end(dag.tasks["review"].id)["reason"] == (
+        f"for_each over 'scan': the output of task {dag.tasks['scan'].id} is larger than 1048576 bytes, so it "
+        "is in the artifact store (artifact:a1). Return a smaller one, for example names instead of contents."
+    )
 
 
 async def test_only_so_many_children_run_at_once(world: World) -> None:
@@ -218,9 +224,7 @@ async def test_a_cancelled_task_takes_its_children_along(world: World) -> None:
     await world.engine.cancel.cancel(made.node, "enough")
 
     assert made.statuses() == ["CANCELLED"] * 3
-    assert await world.heartbeat(agent.id, claims=[ref(held)]) == {
-        held.id: "cancel"
-    }
+    assert await world.heartbeat(agent.id, claims=[ref(held)]) == {held.id: "cancel"}
     assert world.dag_row(made.dag.id)["status"] == "completed"
 
 
@@ -229,7 +233,9 @@ async def test_a_list_that_failed_is_read_again_when_its_task_is_retried(world: 
     agent = await world.agent()
     made = await FanOut.of(world, "no list")
     assert await world.engine.revive.retry(made.node) is Status.DEAD_LETTERED
-    assert world.end(made.node)["reason"] == "for_each over 'scan.files' needs a list, but that is 'no list'."
+    assert (
+        world.end(made.node)["reason"] == "for_each over 'scan.files': expected a list, but it is 'no list'."
+    )
 
     await world.engine.rerun.rerun(made.scan, downstream=True)
     assert world.status(made.node) == "PENDING"
@@ -392,15 +398,17 @@ async def test_a_list_counts_as_tasks_that_are_spawned(world: World, limited: Wo
     end = world.end(made.node)
     assert end["status"] == "DEAD_LETTERED"
     assert end["reason"] == (
-        f"for_each over 'scan.files': the list has 6 items, and with them DAG {made.dag.id} would have more "
-        "than 5 spawned tasks. Return fewer items, or raise LINESHAFT_MAX_SPAWNED_TASKS, and retry this task."
+        f"for_each over 'scan.files': with the 6 items of the list, DAG {made.dag.id} would have more than 5 "
+        "spawned tasks. Return fewer items, or raise LINESHAFT_MAX_SPAWNED_TASKS, and retry this task."
     )
     assert world.dag_row(made.dag.id)["spawned"] == 0
 
 
 @pytest.fixture
 async def limited(world: World) -> AsyncIterator[World]:
-    async with Engine(world.engine.database.dsn, clock=world.clock, rules=Rules(max_spawned_tasks=5)) as engine:
+    async with Engine(
+        world.engine.database.dsn, clock=world.clock, rules=Rules(max_spawned_tasks=5)
+    ) as engine:
         yield replace(world, engine=engine)
 
 

@@ -177,9 +177,9 @@ def _inputs(row: Row) -> dict[str, Any]:
         },
         "for_each": each and each.for_each,
     }
-    for name, field in ((ITEM, "item_json"), (INDEX, "index")):
-        if isinstance(of := sources.get(name), Part) and of.is_value:
-            fields[field] = of.value if name == ITEM else msgspec.json.decode(of.value)
+    item, index = sources.get(ITEM), sources.get(INDEX)
+    if isinstance(item, Part) and isinstance(index, Part) and item.is_value and isinstance(index.value, Raw):
+        fields |= {"item_json": item.value, "index": msgspec.json.decode(index.value)}
     return fields
 
 

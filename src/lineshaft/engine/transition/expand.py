@@ -47,9 +47,7 @@ class Expansion:
         self._locks = locks
         self._max_spawned_tasks = max_spawned_tasks
 
-    async def expand(
-        self, connection: Connection, effects: Effects, ids: Sequence[str]
-    ) -> dict[str, Status]:
+    async def expand(self, connection: Connection, effects: Effects, ids: Sequence[str]) -> dict[str, Status]:
         """Give these tasks the children of their lists, as part of the effects; returns what became of them.
 
         They wait for nothing else, and this transaction has their rows locked.
@@ -58,31 +56,34 @@ class Expansion:
         tasks = await self._locks.lock(connection, [each.id for each in lists])
         results: dict[str, Status] = {}
         for found in lists:
-            task = tasks[found.id]
+            task, each = tasks[found.id], msgspec.json.decode(found.for_each, type=StoredForEach)
             try:
-                results[task.id] = await self._expand(connection, effects, task, found)
+                results[task.id] = await self._expand(connection, effects, task, _items(found, each), each)
             except InvalidInputError as error:
-                dead_letter(effects, task, f"{error}.", FailureCategory.INVALID_INPUT)
+                reason = f"for_each over {each.over!r}: {error}."
+                dead_letter(effects, task, reason, FailureCategory.INVALID_INPUT)
                 results[task.id] = Status.DEAD_LETTERED
         return results
 
     async def _expand(
-        self, connection: Connection, effects: Effects, task: LockedTask, found: _List
+        self,
+        connection: Connection,
+        effects: Effects,
+        task: LockedTask,
+        items: Sequence[Any],
+        each: StoredForEach,
     ) -> Status:
-        each = msgspec.json.decode(found.for_each, type=StoredForEach)
-        items = _items(found, each)
         if not items:
             effects.end(task, Status.COMPLETED, spent=UNREPORTED, output=b"[]")
             effects.event(task, ["task.completed"])
             return Status.COMPLETED
-        await self._count(connection, task, each, len(items))
-        ids = [new_id("task") for _ in items]
+        await self._count(connection, task.task_dag_id, len(items))
         await connection.execute(
             _SQL["expand"],
             {
                 **effects.now,
                 "id": task.id,
-                "ids": array_literal(ids),
+                "ids": array_literal([new_id("task") for _ in items]),
                 "items": msgspec.json.encode(items).decode(),
                 "concurrency": each.concurrency,
             },
@@ -91,33 +92,32 @@ class Expansion:
         effects.event(task, ["task.waiting"], {"items": len(items)})
         return Status.PENDING
 
-    async def _count(self, connection: Connection, task: LockedTask, each: StoredForEach, n: int) -> None:
-        """A list must not make more tasks than an agent may spawn."""
-        parameters = {"dag_id": task.task_dag_id, "n": n, "most": self._max_spawned_tasks}
-        if not await fetch_column(connection, _SQL["count_spawned"], parameters):
+    async def _count(self, connection: Connection, dag_id: str, n: int) -> None:
+        """A list must not make more tasks than agents may spawn."""
+        most = self._max_spawned_tasks
+        if not await fetch_column(
+            connection, _SQL["count_spawned"], {"dag_id": dag_id, "n": n, "most": most}
+        ):
             raise InvalidInputError(
-                f"for_each over {each.over!r}: the list has {n} items, and with them DAG {task.task_dag_id} "
-                f"would have more than {self._max_spawned_tasks} spawned tasks. Return fewer items, or raise "
-                "LINESHAFT_MAX_SPAWNED_TASKS, and retry this task"
+                f"with the {n} items of the list, DAG {dag_id} would have more than {most} spawned tasks. "
+                "Return fewer items, or raise LINESHAFT_MAX_SPAWNED_TASKS, and retry this task"
             )
 
 
 def _items(found: _List, each: StoredForEach) -> list[Any]:
+    source = f"task {each.source.task}"
     if found.deleted:
-        raise InvalidInputError(
-            f"for_each over {each.over!r}: retention has deleted task {each.source.task}, which returned the list"
-        )
+        raise InvalidInputError(f"retention has deleted {source}, which returned the list")
     if (ref := data_ref_in(found.output)) is not None:
         raise InvalidInputError(
-            f"for_each over {each.over!r}: the output of task {each.source.task} is in the artifact store "
-            f"({ref.data_ref}, {ref.size} bytes), because it is larger than {MAX_INLINE_BYTES} bytes. Return a "
-            "smaller one, for example with names of what the items are about"
+            f"the output of {source} is larger than {MAX_INLINE_BYTES} bytes, so it is in the artifact store "
+            f"({ref.data_ref}). Return a smaller one, for example names instead of contents"
         )
     items = items_of(None if found.output is None else msgspec.json.decode(found.output), each)
     if found.spec_bytes * len(items) > MAX_SPEC_BYTES:
         raise InvalidInputError(
-            f"for_each over {each.over!r}: {len(items)} children with this spec of {found.spec_bytes} bytes are "
-            f"larger than {MAX_SPEC_BYTES} bytes together. Put what they share into an artifact"
+            f"{len(items)} copies of this task's spec of {found.spec_bytes} bytes are larger than "
+            f"{MAX_SPEC_BYTES} bytes together. Put what the children share into an artifact"
         )
     return items
 

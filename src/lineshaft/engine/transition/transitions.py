@@ -89,4 +89,6 @@ def _ordered(children: list[_ChildOutput]) -> list[_ChildOutput]:
     if all(child.index is not None for child in children):
         return sorted(children, key=lambda child: child.index or 0)
     by_id = {child.id: child for child in children}
-    return [by_id[name] for name in graph.order({child.id: child.after for child in children}) if name in by_id]
+    return [
+        by_id[name] for name in graph.order({child.id: child.after for child in children}) if name in by_id
+    ]
