@@ -94,7 +94,7 @@ async def test_killed_while_the_outcome_is_being_written(
 
 @pytest.mark.slow("starts and kills an agent")
 async def test_killed_while_a_list_is_expanded(
-    shaft: Lineshaft, where: str, dsn: str, tmp_path: Path, connection: psycopg.Connection
+    shaft: Lineshaft, dsn: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
     """Its children are made with the completion of the task that returned the list, or not at all."""
     log, go = tmp_path / "log", tmp_path / "go"
@@ -105,26 +105,24 @@ async def test_killed_while_a_list_is_expanded(
             NewTask("review", key="review", for_each=ForEach("scan")),
         ],
     )
-    async with agent_process(where, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
+    # On the database, where the killed process is the one that expands.
+    async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
         await process.reaches("completing")
         with connection.transaction():
             # The completion reads tasks; only the expansion inserts some.
             connection.execute("LOCK TABLE lineshaft.task IN SHARE ROW EXCLUSIVE MODE")
             go.touch()
             expanding = (
-                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%jsonb_array_elements%'"
-                " AND datname = current_database() AND pid <> pg_backend_pid()"
+                "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                " AND query LIKE '%jsonb_array_elements%'"
             )
             with psycopg.connect(dsn, autocommit=True) as observer:
-                while observer.execute(expanding.encode()).fetchone() is None:
+                while observer.execute(f"SELECT {expanding}".encode()).fetchone() is None:
                     pass
                 await process.kill()
-                if where == dsn:
-                    # The server notices at its next attempt to send; the test doesn't wait for that.
-                    observer.execute(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-                        " AND query LIKE '%jsonb_array_elements%' AND pid <> pg_backend_pid()"
-                    )
+                # PostgreSQL notices once it has the lock: with this, before.
+                observer.execute(f"SELECT pg_terminate_backend(pid) {expanding}".encode())
+    assert (await shaft.get_dag(dag)).counts == {"RUNNING": 1, "PENDING": 1}
     await lose_claim(shaft, connection, dag["scan"].id)
 
     second = make_agent("second", Points(log), interval=60, grace=5)

@@ -145,8 +145,9 @@ async def test_a_list_in_the_artifact_store_fails_its_task(world: World) -> None
     await world.complete(await world.take(), {"data": None, "data_ref": "artifact:a1", "size": 2_000_000})
 
     assert world.end(dag.tasks["review"].id)["reason"] == (
-        f"for_each over 'scan': the output of task {dag.tasks['scan'].id} is larger than 1048576 bytes, so it "
-        "is in the artifact store (artifact:a1). Return a smaller one, for example names instead of contents."
+        f"for_each over 'scan': the output of task {dag.tasks['scan'].id} is larger than 1048576 bytes, so "
+        "it is in the artifact store (artifact:a1). Return a smaller one, for example names instead of "
+        "contents."
     )
 
 
