@@ -49,7 +49,11 @@ SELECT
                 SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
                 UNION ALL
                 SELECT child.id, child.is_batch
-                FROM inside JOIN lineshaft.task AS child ON child.parent_id = inside.id AND inside.is_batch
+                FROM inside
+                -- OFFSET 0: one look-up for each batch, whatever the planner thinks of the number of tasks.
+                CROSS JOIN LATERAL (
+                    SELECT id, is_batch FROM lineshaft.task WHERE parent_id = inside.id AND inside.is_batch OFFSET 0
+                ) AS child
             )
             SELECT min(coalesce(going.first_started_at, gone.first_started_at))
             FROM inside

@@ -49,14 +49,15 @@ outdated AS MATERIALIZED (
     SELECT member.id
     FROM member
     JOIN lineshaft.task AS batch ON batch.id = member.id AND batch.for_each IS NOT NULL
-    WHERE EXISTS (
-        SELECT FROM lineshaft.edge JOIN lineshaft.task AS child ON child.id = edge.depends_on
-        WHERE edge.task_id = batch.id AND child.parent_id = batch.id
-    ) AND EXISTS (
-        SELECT FROM lineshaft.edge JOIN lineshaft.task AS upstream ON upstream.id = edge.depends_on
-        WHERE edge.task_id = batch.id AND edge.depends_on = ANY (ARRAY(SELECT other.id FROM member AS other))
-          AND upstream.parent_id IS DISTINCT FROM batch.id
-    )
+    CROSS JOIN LATERAL (
+        SELECT bool_or(upstream.parent_id IS NOT DISTINCT FROM batch.id) AS has_children,
+            bool_or(upstream.parent_id IS DISTINCT FROM batch.id AND edge.depends_on = ANY (ARRAY(SELECT other.id FROM member AS other))) AS is_stale
+        FROM lineshaft.edge
+        -- OFFSET 0: one look-up for each, whatever the planner thinks of their number.
+        CROSS JOIN LATERAL (SELECT parent_id FROM lineshaft.task WHERE task.id = edge.depends_on OFFSET 0) AS upstream
+        WHERE edge.task_id = batch.id
+    ) AS list
+    WHERE list.has_children AND list.is_stale
 )
 SELECT member.id,
     member.id IN (SELECT outdated.id FROM outdated) AS has_old_list,
@@ -76,9 +77,10 @@ LEFT JOIN lineshaft.task_live AS live ON live.id = member.id
 -- name: forget_lists
 -- Tasks with a list that is replaced no longer wait for its children, which remain in the history. Returns the children.
 DELETE FROM lineshaft.edge
-USING lineshaft.task AS child
-WHERE edge.task_id = ANY (%(ids)s::text[]) AND child.id = edge.depends_on AND child.parent_id = edge.task_id
-RETURNING child.id
+WHERE edge.task_id = ANY (%(ids)s::text[])
+  -- (Not a join: see unblock_dependents.)
+  AND (SELECT child.parent_id FROM lineshaft.task AS child WHERE child.id = edge.depends_on) = edge.task_id
+RETURNING edge.depends_on
 
 -- name: keep_attempts
 -- The attempts that completed tasks are in the rows of their ends, which a rerun deletes. (One whose output a gate checked has its own row, but

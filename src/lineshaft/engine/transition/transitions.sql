@@ -8,6 +8,7 @@ SELECT child.parent_id, child.id, ended.output,
     ) AS after
 FROM lineshaft.edge
 JOIN lineshaft.task AS batch ON batch.id = edge.task_id
-JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = edge.task_id
-JOIN lineshaft.task_end AS ended ON ended.id = child.id
-WHERE edge.task_id = ANY (%(ids)s::text[])
+-- OFFSET 0: one look-up for each child, whatever the planner thinks of the number of children.
+CROSS JOIN LATERAL (SELECT id, parent_id, inputs FROM lineshaft.task WHERE task.id = edge.depends_on OFFSET 0) AS child
+CROSS JOIN LATERAL (SELECT output FROM lineshaft.task_end WHERE task_end.id = child.id OFFSET 0) AS ended
+WHERE edge.task_id = ANY (%(ids)s::text[]) AND child.parent_id = edge.task_id
