@@ -1,19 +1,23 @@
 """A task with for_each becomes one child for each item of a list that another task returns."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.errors import DependentsRunningError
+from lineshaft.errors import DependentsRunningError, InvalidTransitionError, StaleClaimError
 from lineshaft.model.parts import ForEach
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import SubmittedDag
 from lineshaft.types.assignments import assignments
+from lineshaft.types.work import Claim, ClaimedTask
+from tests.invariants import check_invariants
 from tests.world import World, decoded, ref, spawn_children
 
 
@@ -450,3 +454,71 @@ async def test_a_default_of_the_type_reaches_the_children(world: World) -> None:
 
     assert task.max_cost_usd == 3
     assert world.task(dag.tasks["review"].id)["max_cost_usd"] == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_happens_the_list_can_be_finished(world: World, seed: int) -> None:
+    """Random acts of agents and people; in the end each item of the last list has one output, in order."""
+    random = Random(seed)
+    agent = await world.agent()
+    concurrency = random.choice([None, 1, 2])
+    dag = await world.dag(*fan_out(for_each=ForEach("scan.files", concurrency=concurrency), max_attempts=1))
+    scan, node = dag.tasks["scan"].id, dag.tasks["review"].id
+    lists = 0
+
+    async def finish(task: ClaimedTask) -> None:
+        nonlocal lists
+        if task.type == "scan":
+            lists += 1
+            await world.complete(task, {"files": [f"{lists}.{n}" for n in range(random.randrange(5))]})
+        else:
+            (item,) = [each.inputs.get("item") for each in assignments(Claim([task]))]
+            await world.complete(task, item)
+
+    held: list[ClaimedTask] = []
+    for _ in range(40):
+        ids = [row["id"] for row in world.rows("SELECT id FROM lineshaft.task ORDER BY id")]
+        held = [
+            task
+            for task in held
+            if world.rows(
+                "SELECT FROM lineshaft.task_live WHERE id = %s AND epoch = %s AND status = 'RUNNING'",
+                task.id,
+                task.epoch,
+            )
+        ]
+        act = random.choice(
+            ["claim", "claim", "finish", "finish", "fail", "cancel", "retry", "retry", "rerun"]
+        )
+        with suppress(InvalidTransitionError, DependentsRunningError):
+            match act:
+                case "claim":
+                    held += await world.claim(agent, random.randrange(1, 4))
+                case "finish" if held:
+                    await finish(held.pop(random.randrange(len(held))))
+                case "fail" if held:
+                    await world.fail(held.pop(random.randrange(len(held))), "no", category="auth_failure")
+                case "cancel":
+                    await world.engine.cancel.cancel(random.choice(ids), "no")
+                case "retry":
+                    await world.engine.revive.retry(random.choice(ids))
+                case "rerun":
+                    await world.engine.rerun.rerun(
+                        random.choice(ids),
+                        downstream=random.random() < 0.5,
+                        cancel_running=random.random() < 0.5,
+                    )
+        check_invariants(world.connection)
+
+    for _ in range(20):
+        for task in [*held, *await world.claim(agent, 100)]:
+            with suppress(StaleClaimError):
+                await finish(task)
+        held = []
+        for name in (scan, node, dag.tasks["report"].id):
+            if world.status(name) in {"DEAD_LETTERED", "CANCELLED"}:
+                await world.engine.revive.retry(name)
+    assert world.statuses([scan, node]) == ["COMPLETED", "COMPLETED"]
+    output = world.end(node)["output"]
+    assert [item.partition(".")[2] for item in output] == [str(n) for n in range(len(output))]
+    assert len({item.partition(".")[0] for item in output}) <= 1
