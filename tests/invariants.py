@@ -324,7 +324,8 @@ RULES: dict[str, LiteralString] = {
         JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = batch.id
         JOIN lineshaft.task_live AS live ON live.id = child.id AND live.status <> 'PENDING'
         WHERE batch.for_each->>'concurrency' IS NOT NULL
-        GROUP BY batch.id HAVING count(*) > (batch.for_each->>'concurrency')::integer AND max(live.revivals) = 0
+        GROUP BY batch.id
+        HAVING count(*) > (batch.for_each->>'concurrency')::integer AND max(live.revivals) = 0
     """,
     "every task was created once": """
         SELECT task.id FROM lineshaft.task

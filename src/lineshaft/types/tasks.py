@@ -116,9 +116,9 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     inputs: dict[str, str | list[str]]
     #: It has one child for each item of this list.
     for_each: ForEach | None = None
-    #: What the child of a list gets as the inputs `item` and `index`.
-    item_json: Raw | UnsetType = field(name="item", default=UNSET)
-    index: int | UnsetType = UNSET
+    #: Of the child of a list: what it gets as the inputs `item` and `index`.
+    item_json: Raw = field(name="item", default_factory=null)
+    index: int | None = None
     preset: str
     required_capabilities: list[str]
     model_preferences: list[str]
@@ -198,7 +198,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
 
     @cached_property
     def item(self) -> Any:
-        return None if self.item_json is UNSET else decoded(self.item_json)
+        return decoded(self.item_json)
 
     @cached_property
     def surface(self) -> Any:

@@ -14,7 +14,7 @@ from lineshaft.errors import DependentsRunningError, InvalidTransitionError, Sta
 from lineshaft.model.parts import ForEach
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
-from lineshaft.types import SubmittedDag
+from lineshaft.types import AgentInfo, SubmittedDag
 from lineshaft.types.assignments import assignments
 from lineshaft.types.work import Claim, ClaimedTask
 from tests.invariants import check_invariants
@@ -456,69 +456,82 @@ async def test_a_default_of_the_type_reaches_the_children(world: World) -> None:
     assert world.task(dag.tasks["review"].id)["max_cost_usd"] == 3
 
 
+class Story:
+    """Random acts of agents and people on a list."""
+
+    ACTS = ("claim", "claim", "finish", "finish", "fail", "cancel", "retry", "retry", "rerun")
+
+    def __init__(self, world: World, agent: AgentInfo, random: Random) -> None:
+        self.world = world
+        self.agent = agent
+        self.random = random
+        self.held: list[ClaimedTask] = []
+        self.lists = 0
+
+    async def finish(self, task: ClaimedTask) -> None:
+        """Items name their list; the output of a child is its item."""
+        if task.type == "scan":
+            self.lists += 1
+            items = [f"{self.lists}.{n}" for n in range(self.random.randrange(5))]
+            await self.world.complete(task, {"files": items})
+        else:
+            (given,) = assignments(Claim([task]))
+            await self.world.complete(task, given.inputs.get("item"))
+
+    async def act(self) -> None:
+        engine, random = self.world.engine, self.random
+        task_id = random.choice(self.world.rows("SELECT id FROM lineshaft.task ORDER BY id"))["id"]
+        self.held = [task for task in self.held if self.is_held(task)]
+        match random.choice(self.ACTS):
+            case "claim":
+                self.held += await self.world.claim(self.agent, random.randrange(1, 4))
+            case "finish" if self.held:
+                await self.finish(self.any_held())
+            case "fail" if self.held:
+                await self.world.fail(self.any_held(), "no", category="auth_failure")
+            case "cancel":
+                await engine.cancel.cancel(task_id, "no")
+            case "retry":
+                await engine.revive.retry(task_id)
+            case "rerun":
+                down, running = random.choice([False, True]), random.choice([False, True])
+                await engine.rerun.rerun(task_id, downstream=down, cancel_running=running)
+
+    def is_held(self, task: ClaimedTask) -> bool:
+        query = "SELECT FROM lineshaft.task_live WHERE id = %s AND epoch = %s AND status = 'RUNNING'"
+        return bool(self.world.rows(query, task.id, task.epoch))
+
+    def any_held(self) -> ClaimedTask:
+        return self.held.pop(self.random.randrange(len(self.held)))
+
+    async def end(self, task_ids: Sequence[str]) -> None:
+        """Retry what has failed, and finish everything."""
+        for _ in range(20):
+            for task in [*self.held, *await self.world.claim(self.agent, 100)]:
+                with suppress(StaleClaimError):
+                    await self.finish(task)
+            self.held = []
+            for name in task_ids:
+                if self.world.status(name) in {"DEAD_LETTERED", "CANCELLED"}:
+                    await self.world.engine.revive.retry(name)
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_whatever_happens_the_list_can_be_finished(world: World, seed: int) -> None:
-    """Random acts of agents and people; in the end each item of the last list has one output, in order."""
+    """In the end each item of the last list has one output, in order."""
     random = Random(seed)
-    agent = await world.agent()
-    concurrency = random.choice([None, 1, 2])
-    dag = await world.dag(*fan_out(for_each=ForEach("scan.files", concurrency=concurrency), max_attempts=1))
-    scan, node = dag.tasks["scan"].id, dag.tasks["review"].id
-    lists = 0
+    for_each = ForEach("scan.files", concurrency=random.choice([None, 1, 2]))
+    dag = await world.dag(*fan_out(for_each=for_each, max_attempts=1))
+    story = Story(world, await world.agent(), random)
 
-    async def finish(task: ClaimedTask) -> None:
-        nonlocal lists
-        if task.type == "scan":
-            lists += 1
-            await world.complete(task, {"files": [f"{lists}.{n}" for n in range(random.randrange(5))]})
-        else:
-            (item,) = [each.inputs.get("item") for each in assignments(Claim([task]))]
-            await world.complete(task, item)
-
-    held: list[ClaimedTask] = []
     for _ in range(40):
-        ids = [row["id"] for row in world.rows("SELECT id FROM lineshaft.task ORDER BY id")]
-        held = [
-            task
-            for task in held
-            if world.rows(
-                "SELECT FROM lineshaft.task_live WHERE id = %s AND epoch = %s AND status = 'RUNNING'",
-                task.id,
-                task.epoch,
-            )
-        ]
-        act = random.choice(
-            ["claim", "claim", "finish", "finish", "fail", "cancel", "retry", "retry", "rerun"]
-        )
         with suppress(InvalidTransitionError, DependentsRunningError):
-            match act:
-                case "claim":
-                    held += await world.claim(agent, random.randrange(1, 4))
-                case "finish" if held:
-                    await finish(held.pop(random.randrange(len(held))))
-                case "fail" if held:
-                    await world.fail(held.pop(random.randrange(len(held))), "no", category="auth_failure")
-                case "cancel":
-                    await world.engine.cancel.cancel(random.choice(ids), "no")
-                case "retry":
-                    await world.engine.revive.retry(random.choice(ids))
-                case "rerun":
-                    await world.engine.rerun.rerun(
-                        random.choice(ids),
-                        downstream=random.random() < 0.5,
-                        cancel_running=random.random() < 0.5,
-                    )
+            await story.act()
         check_invariants(world.connection)
 
-    for _ in range(20):
-        for task in [*held, *await world.claim(agent, 100)]:
-            with suppress(StaleClaimError):
-                await finish(task)
-        held = []
-        for name in (scan, node, dag.tasks["report"].id):
-            if world.status(name) in {"DEAD_LETTERED", "CANCELLED"}:
-                await world.engine.revive.retry(name)
-    assert world.statuses([scan, node]) == ["COMPLETED", "COMPLETED"]
-    output = world.end(node)["output"]
+    ids = [dag.tasks[key].id for key in ("scan", "review", "report")]
+    await story.end(ids)
+    assert world.statuses(ids[:2]) == ["COMPLETED", "COMPLETED"]
+    output = world.end(ids[1])["output"]
     assert [item.partition(".")[2] for item in output] == [str(n) for n in range(len(output))]
     assert len({item.partition(".")[0] for item in output}) <= 1
