@@ -115,7 +115,7 @@ async def test_an_empty_list_completes_its_task_with_an_empty_list(world: World)
         (ForEach("scan.files.3"), {"files": [1]}, "there is no '3' in 'files': it is a list of 1 items"),
     ],
 )
-async def test_what_is_no_list_or_too_long_fails_the_task(
+async def test_a_list_that_is_missing_or_too_long_fails_the_task(
     world: World, for_each: ForEach, output: Any, error: str
 ) -> None:
     """Nothing would change with another try: the task is a dead letter at once, and says why."""

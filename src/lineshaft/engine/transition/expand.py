@@ -1,6 +1,6 @@
 """A task with `for_each` becomes one child for each item of a list, as soon as the list exists.
 
-This happens in the transaction that makes the task ready, whoever commits it: no agent is involved. The
+This happens in the transaction that makes the task ready, in any process: no agent is involved. The
 children are copies of the task, made by one statement; they count and cost as spawned tasks do. With a
 `concurrency` of n each child waits for the end of the one n positions before it, so there are n chains, and a
 slow child holds up its own chain only.
