@@ -32,7 +32,14 @@ tasks:
 """
 
 
-def work(dsn: str, *, error: str | None = None, category: str | None = None, spent: str | None = None) -> str:
+def work(
+    dsn: str,
+    *,
+    error: str | None = None,
+    category: str | None = None,
+    spent: str | None = None,
+    output: bytes = b'{"answer": 42}',
+) -> str:
     """An agent does, or fails at, what is next."""
 
     async def once() -> str:
@@ -42,7 +49,7 @@ def work(dsn: str, *, error: str | None = None, category: str | None = None, spe
             claim = ClaimRef(task.id, task.epoch)
             used = Spent(None if spent is None else Decimal(spent))
             if error is None:
-                await engine.work.complete([Completion(claim, b'{"answer": 42}', spent=used)])
+                await engine.work.complete([Completion(claim, output, spent=used)])
             else:
                 await engine.work.fail([Failure(claim, error, category)])
             return task.id
@@ -103,6 +110,33 @@ def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     assert "unlimited" in cli("dag", "budget", made["dag"]["id"], "--no-ceiling").out
     cancelled = cli("dag", "cancel", made["dag"]["id"], "--reason", "no longer wanted", "--json").json
     assert cancelled["status"] == "cancelled"
+
+
+def test_a_list_is_one_line_of_the_tree(cli: Cli, tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "dag.yaml").write_text(
+        "title: Reviews\ntasks:\n"
+        "  - {key: scan, type: scan}\n"
+        "  - {key: review, type: review, for_each: {over: scan.answer, max: 7, concurrency: 2}}\n"
+        "  - {key: report, type: report, depends_on: [review]}\n"
+    )
+    made = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json
+    name, node = made["dag"]["id"], made["tasks"]["review"]
+    assert "review for each of scan.answer " in cli("dag", "show", name).out
+    why = cli("why", node).out
+    assert f"Waits for the list scan.answer: {made['tasks']['scan']} (READY)" in why
+    work(dsn, output=b'{"answer": ["a", "b", "c"]}')
+
+    tree = cli("dag", "show", name).out.splitlines()[-3:]
+    assert tree[1].startswith("└─ review for each of scan.answer: 1 PENDING, 2 READY ")
+    assert tree[2].startswith("   └─ report ")
+    shown = cli("task", "show", node).out
+    assert "For each   item of scan.answer, at most 7, 2 at once\n" in shown
+    children = cli("task", "list", "--parent-id", node, "--json").json["items"]
+    last = max(children, key=lambda child: child["index"])
+    assert 'Item       2: "c"\n' in cli("task", "show", last["id"]).out
+    why = cli("why", last["id"]).out
+    assert "Waits for its turn, because at most 2 children of its list run at once: " in " ".join(why.split())
+    assert "Waits for its children" in cli("why", node).out
 
 
 def test_the_tree_of_a_long_chain_stays_narrow(cli: Cli, tmp_path: Path) -> None:

@@ -359,6 +359,24 @@ async def test_a_dead_letter_of_an_old_list_doesn_t_touch_the_new_one(world: Wor
     assert world.dag_row(made.dag.id)["status"] == "completed"
 
 
+async def test_children_come_after_what_their_task_waited_for(world: World) -> None:
+    """In what is read of the DAG; those of an old list are neither a beginning nor an end."""
+    made = await FanOut.of(world, ["a", "b"])
+    await world.engine.rerun.rerun(made.scan, downstream=True, cancel_running=True)
+    await made.scanned(["x"])
+    (child,) = made.children()
+
+    dag = await world.engine.read.dag(made.dag.id)
+
+    assert (dag.roots, dag.leaves) == ([made.scan], [made.report])
+    assert dag.critical_path == [child["id"], made.node, made.report]
+    assert len(dag.tasks) == 6
+    assert dag.counts == {"READY": 1, "PENDING": 2, "COMPLETED": 1, "CANCELLED": 2}
+    read = await world.engine.read.dag_tasks(made.dag.id, opened=[], most=100)
+    assert [task.id for task in read.tasks] == [made.scan, made.node, made.report]
+    assert str(read.lists[made.node]) == "1 READY"
+
+
 async def test_a_list_that_another_call_has_made_is_expanded_by_the_promoter(world: World) -> None:
     """A task with a known key stands for the existing task, which may have completed."""
     scan = await world.one("scan", idempotency_key="scan of monday")
