@@ -11,7 +11,7 @@ from lineshaft import Agent, ForEach, Lineshaft, NewTask, TaskContext
 from lineshaft.engine.claim import claims
 from lineshaft.errors import DependencyNotFoundError, InvalidInputError
 from lineshaft.model.states import Status
-from lineshaft.types import Resolution
+from lineshaft.types import ForEachInfo, Resolution
 from tests.agent.helpers import drain
 
 
@@ -238,7 +238,7 @@ async def test_each_item_of_a_list_arrives_as_an_argument(shaft: Lineshaft) -> N
     assert await dag["review"].result(60) == ["0: a strictly", "1: b strictly"]
     assert await dag["look"].result(60) == {"second": "1: b strictly", "path": "a"}
     task = await dag["review"].task()
-    assert task.for_each == ForEach("scan.files")
+    assert task.for_each == ForEachInfo("scan.files")
     children = (await shaft.list(parent_id=task.id)).items
     assert sorted((child.index, child.item, child.title) for child in children) == [
         (0, {"path": "a"}, "review [0]"),

@@ -131,7 +131,7 @@ def test_a_list_is_one_line_of_the_tree(cli: Cli, tmp_path: Path, dsn: str) -> N
     assert tree[2].startswith("   └─ report ")
     shown = cli("task", "show", node).out
     assert "For each   item of scan.answer, at most 7, 2 at once\n" in shown
-    children = cli("task", "list", "--parent-id", node, "--json").json["items"]
+    children = cli("task", "list", "--parent-id", node, "--json").json
     last = max(children, key=lambda child: child["index"])
     assert 'Item       2: "c"\n' in cli("task", "show", last["id"]).out
     why = cli("why", last["id"]).out

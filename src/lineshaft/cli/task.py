@@ -29,7 +29,7 @@ from lineshaft.errors import LineshaftError
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
-    from lineshaft.types import Event, FailedAttempt, ForEach, MatchedTasks, Task, TaskFilters
+    from lineshaft.types import Event, FailedAttempt, ForEachInfo, MatchedTasks, Task, TaskFilters
 
 #: Statuses of a task in an attempt that is not counted in `attempts` yet.
 _IN_ATTEMPT = frozenset({"CLAIMED", "RUNNING", "VALIDATING"})
@@ -331,7 +331,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
     print_facts([(name, value) for name, value in facts if value])
 
 
-def _list_of(for_each: "ForEach") -> str:
+def _list_of(for_each: "ForEachInfo") -> str:
     at_once = "" if for_each.concurrency is None else f", {for_each.concurrency} at once"
     return f"item of {for_each.over}, at most {for_each.max}{at_once}"
 

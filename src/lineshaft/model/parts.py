@@ -72,10 +72,6 @@ class StoredForEach(Struct, frozen=True, omit_defaults=True):
     max: int = DEFAULT_MAX_ITEMS
     concurrency: int | None = None
 
-    @property
-    def for_each(self) -> ForEach:
-        return ForEach(self.over, self.max, self.concurrency)
-
 
 class NoSuchPartError(Exception):
     """An output has no part of this name."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 from lineshaft.model import graph
 from lineshaft.model.parts import ForEach
 from lineshaft.model.states import Status
-from lineshaft.types import Task
+from lineshaft.types import ForEachInfo, Task
 from lineshaft.types.dags import ListItems, children_of_lists, items_of_lists
 
 #: A task and one that depends on it, by id.
@@ -149,12 +149,12 @@ def edges_of(tasks: Sequence[Task]) -> list[Edge]:
     ]
 
 
-def title_of_list(title: str, for_each: ForEach | None) -> str:
+def title_of_list(title: str, for_each: ForEach | ForEachInfo | None) -> str:
     """The title of a task whose list doesn't exist yet."""
     return title if for_each is None else f"{title} for each of {for_each.over}"
 
 
-def _title_of_list(title: str, for_each: ForEach | None, items: ListItems) -> str:
+def _title_of_list(title: str, for_each: ForEach | ForEachInfo | None, items: ListItems) -> str:
     count = items.counts.total()
     return f"{title} ×{count}" if count else title_of_list(title, for_each)
 

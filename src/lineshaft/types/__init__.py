@@ -93,6 +93,7 @@ from lineshaft.types.task_types import UncappedClaim as UncappedClaim
 from lineshaft.types.tasks import Attempt as Attempt
 from lineshaft.types.tasks import ClaimInfo as ClaimInfo
 from lineshaft.types.tasks import FailedAttempt as FailedAttempt
+from lineshaft.types.tasks import ForEachInfo as ForEachInfo
 from lineshaft.types.tasks import OutputGate as OutputGate
 from lineshaft.types.tasks import Submitted as Submitted
 from lineshaft.types.tasks import Task as Task

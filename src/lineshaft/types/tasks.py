@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from lineshaft.model.admission import LockKey
-from lineshaft.model.parts import ForEach
+from lineshaft.model.parts import DEFAULT_MAX_ITEMS
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.states import Status
@@ -52,6 +52,17 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     #: The end of the traceback, if the agent sent one.
     traceback: str | None = None
     tokens_used: TokensUsed = TokensUsed(0, 0)
+
+
+class ForEachInfo(Struct, frozen=True):
+    """The list for whose items a task has children."""
+
+    #: The key of the task that returns it, with the path to it in the output.
+    over: str
+    #: The task fails if the list has more items.
+    max: int = DEFAULT_MAX_ITEMS
+    #: How many children run at once; None: any number.
+    concurrency: int | None = None
 
 
 class OutputGate(JsonStruct, frozen=True):
@@ -115,7 +126,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     #: The tasks whose outputs it gets, by the name of the input; with a path, a part of one (`ID.PATH`).
     inputs: dict[str, str | list[str]]
     #: It has one child for each item of this list.
-    for_each: ForEach | None = None
+    for_each: ForEachInfo | None = None
     #: Of the child of a list: what it gets as the inputs `item` and `index`.
     item_json: Raw = field(name="item", default_factory=null)
     index: int | None = None

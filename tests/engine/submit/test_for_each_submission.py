@@ -5,6 +5,7 @@ import pytest
 from lineshaft.errors import CycleError, InvalidInputError
 from lineshaft.model.parts import ForEach
 from lineshaft.model.tasks import NewTask
+from lineshaft.types import ForEachInfo
 from lineshaft.types.assignments import assignments
 from tests.world import World, ref, spawn_children
 
@@ -66,7 +67,7 @@ async def test_it_is_read_as_it_was_written(world: World) -> None:
     scan, style, review = (dag.tasks[key].id for key in ("scan", "style", "review"))
 
     (task,) = await world.engine.read.tasks_by_id([review])
-    assert task.for_each == ForEach("scan.files", max=7, concurrency=2)
+    assert task.for_each == ForEachInfo("scan.files", max=7, concurrency=2)
     assert task.inputs == {"rules": f"{style}.rules.0", "all": [style, f"{scan}.files"]}
     assert sorted(task.depends_on) == sorted([scan, style])
     (agent,) = [await world.agent()]

@@ -13,11 +13,20 @@ from lineshaft.engine.postgres.pipeline import read_in_snapshot
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
 from lineshaft.model.admission import Admission, LockKey
 from lineshaft.model.field_order import restored
-from lineshaft.model.parts import INDEX, ITEM, Part, StoredForEach
+from lineshaft.model.parts import INDEX, ITEM, Part
 from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
-from lineshaft.types import Attempt, ClaimInfo, FailedAttempt, OutputGate, Task, TaskOutput, TokensUsed
+from lineshaft.types import (
+    Attempt,
+    ClaimInfo,
+    FailedAttempt,
+    ForEachInfo,
+    OutputGate,
+    Task,
+    TaskOutput,
+    TokensUsed,
+)
 from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.json import empty_list, raw
 from lineshaft.types.work import decoded_inputs
@@ -168,14 +177,13 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], blocked_reason:
 
 def _inputs(row: Row) -> dict[str, Any]:
     sources = decoded_inputs(raw(row["inputs"]))
-    each = row["for_each"] and msgspec.json.decode(row["for_each"], type=StoredForEach)
     fields: dict[str, Any] = {
         "inputs": {
             name: [str(one) for one in of] if isinstance(of, list) else str(of)
             for name, of in sources.items()
             if not (isinstance(of, Part) and of.is_value)
         },
-        "for_each": each and each.for_each,
+        "for_each": row["for_each"] and msgspec.json.decode(row["for_each"], type=ForEachInfo),
     }
     item, index = sources.get(ITEM), sources.get(INDEX)
     if isinstance(item, Part) and isinstance(index, Part) and item.is_value and isinstance(index.value, Raw):
