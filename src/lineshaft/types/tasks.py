@@ -184,6 +184,8 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     duplicate: bool | UnsetType = UNSET
     #: Only in the response to a submission: the key was in use for a different request.
     mismatch: bool | UnsetType = UNSET
+    #: Only in the response to a submission: it replaced what the task, which waited, was to do.
+    replaced: bool | UnsetType = UNSET
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -244,3 +246,5 @@ class Submitted(Struct, frozen=True):
     duplicate: bool = False
     #: The key was in use for a different request.
     mismatch: bool = False
+    #: The existing task waited, and was replaced with what this call submits.
+    replaced: bool = False
