@@ -269,7 +269,7 @@ class Keys:
                 "key": draft.row.idempotency_key,
                 "hash": draft.content,
                 "ttl": draft.row.idempotency_ttl_sec,
-                "act": act_json(_submitter()),
+                "act": act_json(),
             }
             await connection.execute(_SQL["replace_task"], parameters)
         begun = [task.id for _, task in replacements if task.epoch > 0]
@@ -309,12 +309,6 @@ def _postponed(draft: Draft, now: datetime, first: datetime) -> Draft:
     if row.max_wait_sec is not None:
         start = min(start, first + timedelta(seconds=row.max_wait_sec))
     return replace(draft, row=replace(row, run_at=start))
-
-
-def _submitter() -> dict[str, str]:
-    """The data of an event of a program that no person started: its token."""
-    name = caller().token
-    return {} if name is None else {"actor": name}
 
 
 def _existing(draft: Draft, owner: _KeyOwner) -> Submitted:
