@@ -13,7 +13,7 @@ from lineshaft.errors import AlreadyExistsError, ForbiddenError, InvalidInputErr
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.types import Submitted
-from lineshaft.types.waits import NewSuspension
+from lineshaft.types.waits import NewSignal, NewSuspension
 from tests.world import World, cost, record_step, ref, save_checkpoint, spawn_children
 
 REPLACE = "replace_waiting"
@@ -239,11 +239,13 @@ async def test_a_task_in_a_wait_starts_from_the_beginning(world: World) -> None:
     held = await world.take()
     (result,) = await world.engine.work.suspend([NewSuspension(ref(held), "nap", timeout_sec=600)])
     assert result.unwrap() is None
+    await world.engine.waits.signal(first.id, NewSignal("approved"))
 
     second = await send(world)
 
     assert (second.replaced, world.status(first.id)) == (True, "READY")
     assert world.rows("SELECT FROM lineshaft.wait") == []
+    assert world.rows("SELECT FROM lineshaft.signal") == [], "it approved something else"
 
 
 async def test_a_parked_task_waits_for_what_it_needs_now(world: World) -> None:

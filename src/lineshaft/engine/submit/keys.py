@@ -272,9 +272,6 @@ class Keys:
                 "act": act_json(),
             }
             await connection.execute(_SQL["replace_task"], parameters)
-        begun = [task.id for _, task in replacements if task.epoch > 0]
-        if begun:
-            await connection.execute(_SQL["forget_work"], {"ids": begun})
         # Others may be the best waiters for the locks and for the money of DAGs now.
         ready = [task for _, task in replacements if task.status == Status.READY]
         if keys := sorted({task.lock_key for task in ready if task.lock_key is not None}):
@@ -282,11 +279,10 @@ class Keys:
         if dags := sorted({task.live_dag_id for task in ready if task.live_dag_id is not None}):
             await unpark_budget_waiters(connection, dags)
 
-    async def forget_artifacts(self, connection: Connection, replacements: Sequence[Replacement]) -> None:
-        """What the tasks were to get before is no longer referred to."""
+    async def forget(self, connection: Connection, replacements: Sequence[Replacement]) -> None:
+        """Delete what belongs to the work that these tasks were to do before."""
         if replacements:
-            ids = [task.id for _, task in replacements]
-            await connection.execute(_SQL["forget_artifacts"], {"ids": ids})
+            await connection.execute(_SQL["forget"], {"ids": [task.id for _, task in replacements]})
 
 
 def refuse_cancelling(drafts: Sequence[Draft]) -> None:

@@ -51,14 +51,14 @@ FROM unnest(%(ids)s::text[]) AS owner (id)
 -- Later than any other transaction whose locks this one has waited for.
 SELECT coalesce(%(now)s::timestamptz, clock_timestamp())
 
--- name: forget_artifacts
-DELETE FROM lineshaft.artifact_ref WHERE task_id = ANY (%(ids)s::text[])
-
--- name: forget_work
--- Steps, checkpoint and waits of what tasks were to do before. Signals that wait for them stay.
+-- name: forget
+-- What belongs to the work that tasks were to do before: steps and children's records, checkpoint, waits, signals (an approval isn't one of
+-- the new work), and artifacts that they were to get.
 WITH steps AS (DELETE FROM lineshaft.step WHERE task_id = ANY (%(ids)s::text[])),
-waits AS (DELETE FROM lineshaft.wait WHERE task_id = ANY (%(ids)s::text[]))
-DELETE FROM lineshaft.checkpoint WHERE task_id = ANY (%(ids)s::text[])
+checkpoints AS (DELETE FROM lineshaft.checkpoint WHERE task_id = ANY (%(ids)s::text[])),
+waits AS (DELETE FROM lineshaft.wait WHERE task_id = ANY (%(ids)s::text[])),
+signals AS (DELETE FROM lineshaft.signal WHERE task_id = ANY (%(ids)s::text[]))
+DELETE FROM lineshaft.artifact_ref WHERE task_id = ANY (%(ids)s::text[])
 
 -- name: replace_task
 -- PENDING, READY or RETRYING → PENDING or READY, from the beginning: attempts start at 0; the epoch continues, so that no earlier claim

@@ -266,7 +266,7 @@ class Submission:
             ]
             new = await self._keys.with_starts(connection, new)
             satisfied = await self._check_upstream(connection, new)
-            await self._keys.forget_artifacts(connection, replacements)
+            await self._keys.forget(connection, replacements)
             await self._refer_to_artifacts(connection, [*new, *(each.draft for each in replacements)])
             await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
