@@ -267,7 +267,7 @@ class Keys:
                 "ignore_failure": draft.row.ignore_failure,
                 "known_revision": types.revision,
                 "key": draft.row.idempotency_key,
-                "hash": draft.content,
+                "hash": draft.content.hex(),
                 "ttl": draft.row.idempotency_ttl_sec,
                 "act": act_json(),
             }

@@ -89,7 +89,7 @@ stored AS (
     RETURNING to_jsonb(task) AS fields
 ),
 known AS (
-    UPDATE lineshaft.task_key SET content_hash = %(hash)s::bytea, ttl_sec = %(ttl)s::double precision
+    UPDATE lineshaft.task_key SET content_hash = decode(%(hash)s::text, 'hex'), ttl_sec = %(ttl)s::double precision
     FROM clock
     WHERE task_key.key = %(key)s::text AND task_key.task_id = %(id)s::text
 ),
