@@ -131,8 +131,8 @@ async def test_a_duplicate_is_marked(shaft: Lineshaft) -> None:
 async def test_a_replacement_is_marked(shaft: Lineshaft) -> None:
     """Over a database and over HTTP; durations as everywhere."""
     newest: dict[str, Any] = {"idempotency_key": "k", "on_conflict": "replace_waiting"}
-    wait = {"debounce_sec": timedelta(minutes=1), "max_wait_sec": timedelta(minutes=2)}
-    first = await shaft.submit(research.new(prompt="a"), **newest, **wait)
+    wait = newest | {"debounce_sec": timedelta(minutes=1), "max_wait_sec": timedelta(minutes=2)}
+    first = await shaft.submit(research.new(prompt="a"), **wait)
     second = await shaft.submit(research.new(prompt="b"), **newest)
     (third,) = await shaft.submit_many([research.new(prompt="c").with_options(**newest)])
 

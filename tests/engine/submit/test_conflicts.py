@@ -178,7 +178,7 @@ async def test_a_task_that_is_held_or_completed_is_returned(world: World) -> Non
 @pytest.mark.parametrize("how", [REPLACE, "cancel_running"])
 async def test_an_ended_task_is_answered_as_with_return(world: World, how: str) -> None:
     """Completed: the key is in use until its window is over; dead-lettered or cancelled: it is free."""
-    task = {"on_conflict": how, "idempotency_ttl_sec": 60}
+    task: dict[str, Any] = {"on_conflict": how, "idempotency_ttl_sec": 60}
     first = await send(world, **task)
     await world.finish_all()
     second = await send(world, **task)
@@ -359,7 +359,7 @@ async def test_an_output_that_is_checked_runs_too(world: World) -> None:
 async def test_debounce_moves_the_start_up_to_the_longest_wait(world: World) -> None:
     """The start is never later than max_wait_sec after the first submission, however often it moves."""
     begin = world.clock.now()
-    options = {"debounce_sec": 10, "max_wait_sec": 25}
+    options: dict[str, Any] = {"debounce_sec": 10, "max_wait_sec": 25}
     first = await send(world, **options)
     starts = [world.live(first.id)["due_at"]]
     for n in range(2, 5):
@@ -442,11 +442,16 @@ async def test_only_the_same_token_changes_a_task(world: World, how: str, *, run
         if runs and how == REPLACE:
             assert (await send(world, on_conflict=how)).duplicate
         else:
-            with pytest.raises(ForbiddenError, match="with the token 'one', and this call has 'two'"):
+            with pytest.raises(
+                ForbiddenError, match="with the token 'one', and this call has the token 'two'"
+            ):
                 await send(world, on_conflict=how)
             assert world.everything() == before
         assert (await send(world, on_conflict=None)).duplicate
 
+    if not runs:
+        with pytest.raises(ForbiddenError, match="this call has no token"):
+            await send(world, on_conflict=how)
     with calling(token_id="token_1", name="one"):
         found = await send(world, on_conflict="cancel_running")
     assert (found.id != first.id) is runs
@@ -512,4 +517,4 @@ async def test_in_the_callers_transaction(world: World) -> None:
         with pytest.raises(InvalidInputError, match="your own transaction"):
             await shaft.submit([task.with_options(on_conflict="cancel_running")], connection=theirs)
     assert world.task(first.id)["spec"] == {"n": 2}
-    assert await world.take()
+    assert (await world.take()).id == first.id

@@ -323,13 +323,12 @@ def _existing(draft: Draft, owner: _KeyOwner) -> Submitted:
 
 def _check_rights(draft: Draft, task: _LiveOwner, relations: _Relations) -> None:
     """What steers a task needs more than the scope to submit, or every agent could steer the others."""
-    own = caller()
+    own = caller().token
     what = f"Can't {_verb(draft)} task {task.id}, which has the idempotency key {draft.row.idempotency_key!r}"
-    if own.token is not None and own.token != task.created_by_token:
-        by = "no token" if task.created_by_token is None else f"the token {task.created_by_token!r}"
+    if own != task.created_by_token:
         raise ForbiddenError(
-            f"{what}: it was submitted with {by}, and this call has {own.token!r}. Use the same token, or "
-            "another key; nothing was changed."
+            f"{what}: it was submitted with {_token(task.created_by_token)}, and this call has {_token(own)}"
+            ". Use the same token, or another key; nothing was changed."
         )
     if relations.has_dependents:
         raise ForbiddenError(
@@ -351,6 +350,10 @@ def _check_place(draft: Draft, task: _LiveOwner, relations: _Relations) -> None:
         raise _in_use(draft, f"belongs to task {task.id} of DAG {task.dag_id}, not {draft.dag_id}")
     if more := [name for name in draft.depends_on if name not in relations.depends_on]:
         raise _in_use(draft, f"belongs to task {task.id}, which doesn't depend on {', '.join(more[:3])}")
+
+
+def _token(name: str | None) -> str:
+    return "no token" if name is None else f"the token {name!r}"
 
 
 def _verb(draft: Draft) -> str:
