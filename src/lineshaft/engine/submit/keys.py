@@ -148,7 +148,7 @@ class Keys:
             await self._cancel_held(connection, steering, owners, locked)
             taken |= await self._take(connection, {key: keyed[key] for key in lost})
             lost -= taken
-            # From here on nobody else changes these keys.
+            # From here on no other transaction changes these keys.
             owners = await self._owners(connection, lost)
             if all(owners[key].task_id in locked for key in lost & steering.keys()):
                 break
