@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ from lineshaft.errors import ForbiddenError, StaleClaimError
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Submitted
 from lineshaft.types.work import ClaimedTask, Completion, Moved
-from tests.races.helpers import DONE, LIVE_ROW, held, race, running, status, waiting
+from tests.races.helpers import DONE, INSTANCE_ROW, LIVE_ROW, held, race, running, status, waiting
 from tests.races.test_key_races import KEY_ROW
 from tests.world import ref
 
@@ -138,6 +139,34 @@ async def test_a_replacement_that_is_first(engines: Engines, dsn: str, limit: in
 
     assert found == Submitted(first.id, replaced=True)
     assert (claimed.id, bytes(claimed.spec)) == (first.id, b'{"n": 2}')
+
+
+@pytest.mark.parametrize("way", ["one", "several", "by id", "weighed"])
+async def test_a_claim_that_began_before_the_replacement(
+    engines: Engines, dsn: str, connection: psycopg.Connection, way: str
+) -> None:
+    """While it waits for its instance, its snapshot has the old task; it hands out the new one."""
+    one, two = engines
+    if way == "weighed":
+        await two.limits.patch({"daily_budget_usd": Decimal(1000)})
+    first = await send(one, debounce_sec=0)
+
+    async def claim() -> list[ClaimedTask]:
+        if way == "by id":
+            return (await two.claims.claim_task("a1", 1, first.id, start=True)).tasks
+        return await running(two, 1 if way == "one" else 5)
+
+    with held(dsn, INSTANCE_ROW) as holder:
+        claiming = asyncio.ensure_future(claim())
+        await waiting(connection, 1)
+        found = await send(one, 2)
+        holder.rollback()
+    tasks = await claiming or await running(two, 5)
+
+    assert found == Submitted(first.id, replaced=True)
+    assert [(task.id, bytes(task.spec)) for task in tasks] == [(first.id, b'{"n": 2}')]
+    assert spec(connection, first.id) == {"n": 2}
+    assert status(connection, first.id) == "RUNNING"
 
 
 @pytest.mark.parametrize("first", ["complete", "submit"])

@@ -5,7 +5,8 @@ The first transaction that inserts a key owns it. A submission that may change t
 key. Only where the key has changed hands in the meantime does it lock the new task late.
 
 Against a claim: the claim skips a locked task, and the submission waits for a claim that was first and then
-finds the task held. So either the claim gets the new task, or the submission the answer that it runs.
+finds the task held. A claim whose snapshot is older than the replacement gives the task back. So either an
+agent gets the new task, or the submission the answer that it runs.
 """
 
 import logging

@@ -110,7 +110,9 @@ placed AS (
         is_gated = %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean, expires = %(expire_at_deadline)s::boolean,
         max_cost_usd = %(max_cost_usd)s::numeric, max_total_cost_usd = %(max_total_cost_usd)s::numeric,
         attempts = 0, rate_limits = 0, revivals = live.revivals + CASE WHEN live.epoch > 0 THEN 1 ELSE 0 END,
-        last_category = NULL, progress = NULL, budget_reported = false
+        last_category = NULL, progress = NULL, budget_reported = false,
+        -- A claim whose snapshot has the task as it was notices this (claims.sql).
+        submission_no = nextval('lineshaft.submission_no')
     FROM (
         SELECT clock.now, before.blocked > 0 OR coalesce(%(run_at)s::timestamptz > clock.now, false) AS waits
         FROM clock CROSS JOIN lineshaft.task_live AS before
