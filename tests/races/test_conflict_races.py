@@ -269,3 +269,21 @@ async def test_the_start_moves_while_the_promoter_looks(
     clock.advance(6)
     await two.maintenance.promote_due(10)
     assert status(connection, first.id) == "READY"
+
+
+async def test_limits_of_the_type_that_another_process_has_just_set(
+    engines: Engines, connection: psycopg.Connection
+) -> None:
+    """A process whose defaults of types are out of date reads them again, as for a new task."""
+    one, two = engines
+    first = await send(one, max_cost_usd=9)
+    await two.task_types.set("x", {"max_cost_usd": 0.5})
+
+    assert (await send(one, 2)).replaced
+
+    row = connection.execute(
+        "SELECT task.max_cost_usd, live.max_cost_usd"
+        " FROM lineshaft.task JOIN lineshaft.task_live AS live USING (id)"
+    ).fetchone()
+    assert row == (Decimal("0.5"), Decimal("0.5"))
+    assert status(connection, first.id) == "READY"

@@ -316,6 +316,9 @@ async def test_another_type_is_another_task(world: World) -> None:
 
     with pytest.raises(AlreadyExistsError, match="of type 'code', not 'other'"):
         await send(world, "other")
+    await world.take()
+    with pytest.raises(AlreadyExistsError, match="of type 'code', not 'other'"):
+        await send(world, "other", on_conflict="cancel_running")
 
 
 # Running tasks.

@@ -324,6 +324,8 @@ def _existing(draft: Draft, owner: _KeyOwner) -> Submitted:
 
 def _check_rights(draft: Draft, task: _LiveOwner, relations: _Relations) -> None:
     """What steers a task needs more than the scope to submit, or every agent could steer the others."""
+    if task.type != draft.row.type:
+        raise _in_use(draft, f"belongs to task {task.id} of type {task.type!r}, not {draft.row.type!r}")
     own = caller().token
     what = f"Can't {_verb(draft)} task {task.id}, which has the idempotency key {draft.row.idempotency_key!r}"
     if own != task.created_by_token:
@@ -343,8 +345,6 @@ def _check_place(draft: Draft, task: _LiveOwner, relations: _Relations) -> None:
         raise ForbiddenError(
             f"{what}: it has subtasks that have not ended. Cancel it first; nothing was changed."
         )
-    if task.type != draft.row.type:
-        raise _in_use(draft, f"belongs to task {task.id} of type {task.type!r}, not {draft.row.type!r}")
     if draft.joins and draft.parent_id not in {None, task.parent_id}:
         raise _in_use(draft, f"belongs to task {task.id} with another parent")
     if draft.joins and draft.names_dag and draft.dag_id != task.dag_id:
