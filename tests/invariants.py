@@ -308,6 +308,25 @@ RULES: dict[str, LiteralString] = {
         WHERE step.data->'signal'->>'id' IS NOT NULL
         GROUP BY 1, 2 HAVING count(*) > 1
     """,
+    "the children of a list have the positions from 0 on": """
+        SELECT task_id, array_agg(position) FROM (
+            SELECT edge.task_id, (child.inputs->'index'->>'value')::integer AS position FROM lineshaft.edge
+            JOIN lineshaft.task AS batch ON batch.id = edge.task_id AND batch.for_each IS NOT NULL
+            JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = batch.id
+        ) AS child
+        GROUP BY task_id
+        HAVING (min(position), max(position), count(DISTINCT position)) <> (0, count(*) - 1, count(*))
+    """,
+    # One that a person retries or reruns doesn't wait for its turn.
+    "no more children of a list run than it allows": """
+        SELECT batch.id, count(*) FROM lineshaft.task AS batch
+        JOIN lineshaft.edge ON edge.task_id = batch.id
+        JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = batch.id
+        JOIN lineshaft.task_live AS live ON live.id = child.id AND live.status <> 'PENDING'
+        WHERE batch.for_each->>'concurrency' IS NOT NULL
+        GROUP BY batch.id
+        HAVING count(*) > (batch.for_each->>'concurrency')::integer AND max(live.revivals) = 0
+    """,
     "every task was created once": """
         SELECT task.id FROM lineshaft.task
         WHERE 1 <> (SELECT count(*) FROM lineshaft.events WHERE task_id = task.id AND kind = 'task.created')

@@ -29,10 +29,12 @@ from lineshaft.errors import LineshaftError
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
-    from lineshaft.types import Event, FailedAttempt, MatchedTasks, Task, TaskFilters
+    from lineshaft.types import Event, FailedAttempt, ForEach, MatchedTasks, Task, TaskFilters
 
 #: Statuses of a task in an attempt that is not counted in `attempts` yet.
 _IN_ATTEMPT = frozenset({"CLAIMED", "RUNNING", "VALIDATING"})
+#: Tasks that it waits for and are named.
+_MOST_NAMED = 20
 #: The results of steps that are shown whole.
 _MOST_STEPS = 20
 #: Kinds of events of what people do to a task; `task show` names the last of them.
@@ -289,7 +291,9 @@ def _print_acts(acts: "Sequence[Event]") -> None:
 def print_task(task: "Task", *, version: str | None = None) -> None:
     """`version`: of the agent of the current or last attempt."""
     output, large = task.output.data, task.output.data_ref
-    waits_for = ", ".join(id_for_people(name) for name in task.blocked_by)
+    waits_for = ", ".join(id_for_people(name) for name in task.blocked_by[:_MOST_NAMED])
+    if len(task.blocked_by) > _MOST_NAMED:
+        waits_for += f" and {len(task.blocked_by) - _MOST_NAMED} more"
     facts = [
         ("Task", task.id),
         ("Title", own_title(task.type, task.title)),
@@ -298,6 +302,8 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Priority", _priorities(task)),
         ("DAG", task.dag_id),
         ("Parent", task.parent_id or ""),
+        ("For each", "" if task.for_each is None else _list_of(task.for_each)),
+        ("Item", "" if task.index is None else Verbatim(f"{task.index}: {_compact(task.item)}")),
         ("Waits for", waits_for),
         ("Blocked", task.blocked_reason or ""),
         ("Agent", task.claim.agent_id or ""),
@@ -324,6 +330,11 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Artifacts", "\n".join(task.output.artifacts)),
     ]
     print_facts([(name, value) for name, value in facts if value])
+
+
+def _list_of(for_each: "ForEach") -> str:
+    at_once = "" if for_each.concurrency is None else f", {for_each.concurrency} at once"
+    return f"item of {for_each.over}, at most {for_each.max}{at_once}"
 
 
 def _priorities(task: "Task") -> str:

@@ -112,7 +112,7 @@ class Engine:
         )
         self.artifacts = ArtifactRegistry(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
-        transitions = Transitions(self.database)
+        transitions = Transitions(self.database, max_spawned_tasks=self.rules.max_spawned_tasks)
         reviews = Reviews(self.database)
         self.dependencies = TaskDependencies(transitions)
         steps = Steps(transitions)

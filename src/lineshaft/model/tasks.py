@@ -34,6 +34,7 @@ from lineshaft.model.fields import (
     invalid,
     stored_json,
 )
+from lineshaft.model.parts import INDEX, ITEM, ForEach, for_each_faults
 from lineshaft.model.presets import FACTORY, Preset, preset_named
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, RetryPolicy
@@ -189,6 +190,7 @@ class TaskOptions(TaskDefaults, total=False):
     run_at: datetime | None
     depends_on: Sequence[str]
     inputs: Mapping[str, str | Sequence[str]] | None
+    for_each: ForEach | None
     parent_id: str | None
     dag_id: str | None
     idempotency_key: str | None
@@ -273,9 +275,12 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     expire_at_deadline: bool = False
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
-    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id; or a list of
-    #: them. The task waits for these tasks.
+    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id, with a path if
+    #: it gets a part of the output (`scan.files.0`); or a list of them. The task waits for these tasks.
     inputs: Mapping[str, str | Sequence[str]] | None = None
+    #: One child with this task's type, spec and limits for each item of a list that another task of the call
+    #: returns. Each gets the inputs `item` and `index`; the task's output is the list of their outputs.
+    for_each: ForEach | None = None
     #: An existing task, whose DAG this one joins.
     parent_id: str | None = None
     #: An existing DAG to join.
@@ -372,6 +377,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     context_tasks: tuple[str, ...]
     #: Ids of artifacts named by `spec.context_refs`.
     context_artifacts: tuple[str, ...]
+    for_each: ForEach | None = None
 
     @property
     def lane(self) -> Lane:
@@ -429,6 +435,25 @@ def _check_companions(task: NewTask, faults: Faults) -> None:
         faults.append(("max_wait_sec", "limits debounce_sec, which is missing"))
 
 
+def _for_each(task: NewTask, spec: Mapping[str, Any], faults: Faults) -> ForEach | None:
+    """Also from a dict of its fields."""
+    if task.for_each is None:
+        return None
+    try:
+        for_each = msgspec.convert(msgspec.to_builtins(task.for_each), ForEach)
+    except (msgspec.ValidationError, TypeError) as error:
+        faults.append(("for_each", f"must be a ForEach, or an object with its fields: {error}"))
+        return None
+    faults += for_each_faults(for_each)
+    for name in ("children", "run_at"):
+        if getattr(task, name):
+            faults.append((name, "is not possible together with for_each"))
+    taken = [name for name in (ITEM, INDEX) for values in (task.inputs, spec) if name in (values or ())]
+    if taken:
+        faults.append(("for_each", f"gives each child the input {taken[0]!r}: use another name for your own"))
+    return for_each
+
+
 def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES) -> TaskRow:
     """Check a task and fill in what its caller left out; `place` names it in errors (`tasks[3]`)."""
     faults: Faults = []
@@ -457,6 +482,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     if output.type is not None and (fault := output_type_fault(output.type)):
         faults.append(("output.type", fault))
     _check_companions(task, faults)
+    for_each = _for_each(task, fields, faults)
     lock_key, needs = task.lock_key, None
     if task.quota_keys or task.lock_keys or task.fair_key is not None:
         lock_key, needs = admission(task.quota_keys, task.fair_key, task.lock_keys, task.lock_key, faults)
@@ -506,6 +532,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         type_revision=None if kind is None else kind.revision,
         context_tasks=refs,
         context_artifacts=artifacts,
+        for_each=for_each,
     )
 
 

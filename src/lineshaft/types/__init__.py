@@ -6,6 +6,7 @@ Nothing here imports the database driver or an HTTP library.
 import lineshaft.integrations.presets  # noqa: F401 - registers the presets of integrations
 from lineshaft.model.durations import Duration as Duration
 from lineshaft.model.forecast import Forecast as Forecast
+from lineshaft.model.parts import ForEach as ForEach
 from lineshaft.model.priority import Tier as Tier
 from lineshaft.model.retry import FailureCategory as FailureCategory
 from lineshaft.model.retry import RetryPolicy as RetryPolicy

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from lineshaft.model.admission import LockKey
+from lineshaft.model.parts import ForEach
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.states import Status
@@ -111,8 +112,13 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     type: str
     title: str
     spec_json: Raw = field(name="spec")
-    #: The tasks whose outputs it gets, by the name of the input.
+    #: The tasks whose outputs it gets, by the name of the input; with a path, a part of one (`ID.PATH`).
     inputs: dict[str, str | list[str]]
+    #: It has one child for each item of this list.
+    for_each: ForEach | None = None
+    #: Of the child of a list: what it gets as the inputs `item` and `index`.
+    item_json: Raw = field(name="item", default_factory=null)
+    index: int | None = None
     preset: str
     required_capabilities: list[str]
     model_preferences: list[str]
@@ -191,6 +197,10 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     def spec(self) -> dict[str, Any]:
         found: dict[str, Any] = decoded(self.spec_json)
         return found
+
+    @cached_property
+    def item(self) -> Any:
+        return decoded(self.item_json)
 
     @cached_property
     def surface(self) -> Any:

@@ -576,8 +576,8 @@ def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
     """
     return [
         (reader, name)
-        for reader, inputs in enumerate({bytes(task.inputs) for task in claim.tasks})
-        for name in input_ids(msgspec.Raw(inputs))
+        for reader, names in enumerate({tuple(input_ids(task.inputs)) for task in claim.tasks})
+        for name in names
         if name not in claim.inputs
     ]
 

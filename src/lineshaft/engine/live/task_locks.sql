@@ -58,7 +58,14 @@ JOIN lineshaft.attempt ON attempt.task_id = claim.id AND attempt.epoch = claim.e
 WHERE attempt.ended_by = %(call)s::text
 
 -- name: children
-SELECT id, parent_id FROM lineshaft.task WHERE parent_id = ANY (%(ids)s::text[])
+-- Of a task with a list: those of the present list, for which it waits. It has others if the task that returned the list has run again.
+SELECT child.id, child.parent_id
+FROM lineshaft.task AS child JOIN lineshaft.task AS parent ON parent.id = child.parent_id
+WHERE child.parent_id = ANY (%(ids)s::text[])
+  AND (
+    parent.for_each IS NULL
+    OR EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = parent.id AND edge.depends_on = child.id)
+  )
 
 -- name: log_late_results
 -- Outputs of superseded claims: refused, but kept for people to read.

@@ -292,3 +292,16 @@ CASE
         LEFT JOIN lineshaft.spend ON spend.day = today.day
     ) THEN 'daily_budget'
 END
+
+-- fragment: is_turn
+-- Whether an edge is between two children of a list, of which only so many run at once: one waits for the end of the other, and needs nothing
+-- of it.
+(
+    edge.kind = 'ended'
+    AND EXISTS (
+        SELECT FROM lineshaft.task AS one
+        JOIN lineshaft.task AS other ON other.id = edge.depends_on AND other.parent_id = one.parent_id
+        JOIN lineshaft.task AS batch ON batch.id = one.parent_id AND batch.for_each IS NOT NULL
+        WHERE one.id = edge.task_id
+    )
+)

@@ -691,6 +691,7 @@ CREATE TABLE lineshaft.task (
     open_limits smallint,
     type_revision integer,
     admission jsonb,
+    for_each jsonb,
     CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );

@@ -180,7 +180,13 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
     direct = [edge for edge in upstream if edge["task_id"] == task["id"]]
     if direct:
         states = _listed(f"{edge['depends_on']} ({edge['status'] or 'gone'})" for edge in direct)
-        what = "its children" if task["is_batch"] else "other tasks"
+        what = "other tasks"
+        if task["is_batch"] and not task["is_childless"]:
+            what = "its children"
+        elif task["list"] is not None:
+            what = f"the list {task['list']}"
+        elif task["turns"] is not None:
+            what = f"its turn, because at most {task['turns']} children of its list run at once"
         advice = ""
         if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
             advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."

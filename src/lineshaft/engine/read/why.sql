@@ -14,6 +14,14 @@ SELECT
     lineshaft.needed_1(greatest(attempt.limit_usd, lane.cost_from_usd), limits.default_max_cost_usd) AS needed_usd, attempt.limit_usd IS NULL AS open_ended,
     lineshaft.is_expired_1(live.expires, live.deadline, clock.now) AS expired,
     CASE WHEN live.id IS NULL THEN task.deadline ELSE live.deadline END AS deadline, ended.reason AS end_reason,
+    -- Of a task with a list that doesn't exist yet.
+    task.for_each->>'over' AS list,
+    live.is_batch AND NOT EXISTS (
+        SELECT FROM lineshaft.edge
+        WHERE edge.task_id = task.id AND (SELECT child.parent_id FROM lineshaft.task AS child WHERE child.id = edge.depends_on) = task.id
+    ) AS is_childless,
+    -- Of a child of a list: how many of its children run at once.
+    (SELECT batch.for_each->>'concurrency' FROM lineshaft.task AS batch WHERE batch.id = task.parent_id) AS turns,
     live.lock_key,
     held.holder_task_id AS lock_holder, held.agent_id AS lock_agent, held.expires_at AS lock_expires_at,
     -- include: lock_refused

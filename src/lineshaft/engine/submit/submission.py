@@ -45,6 +45,7 @@ from lineshaft.engine.submit.drafts import (
     off_the_loop,
     place_in_graph,
     renamed,
+    with_id,
 )
 from lineshaft.engine.submit.joining import Joining
 from lineshaft.engine.submit.keys import Cancel, Keys, Replacement, refuse_cancelling
@@ -390,13 +391,15 @@ def _columns(new: list[Draft]) -> dict[str, str | None]:
 
 
 def _is_simple(task: NewTask) -> bool:
-    return task.idempotency_key is None and not task.children
+    return task.idempotency_key is None and not task.children and task.for_each is None
 
 
 def _with_existing(draft: Draft, existing: Mapping[str, str]) -> Draft:
     """A copy that depends on existing tasks in place of upstream drafts that are duplicates."""
     names = dict.fromkeys(existing.get(name, name) for name in draft.depends_on)
-    return msgspec.structs.replace(draft, depends_on=list(names), inputs=renamed(draft.inputs, existing))
+    over = draft.over and with_id(draft.over, existing)
+    inputs = renamed(draft.inputs, existing)
+    return msgspec.structs.replace(draft, depends_on=list(names), inputs=inputs, over=over)
 
 
 @contextmanager

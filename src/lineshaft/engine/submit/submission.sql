@@ -25,7 +25,7 @@ new AS MATERIALIZED (
     SELECT *
     FROM unnest(
         %(id)s::text[], %(dag_id)s::text[], %(live_dag_id)s::text[], %(parent_id)s::text[], %(idempotency_key)s::text[], %(type)s::text[],
-        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(key)s::text[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
+        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(for_each)s::jsonb[], %(key)s::text[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
         %(fallback_models)s::text[], %(max_cost_usd)s::numeric[], %(max_total_cost_usd)s::numeric[], %(lock_key)s::text[],
         %(admission)s::jsonb[], %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[], %(created_by_token)s::text[],
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
@@ -33,7 +33,7 @@ new AS MATERIALIZED (
         %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
         %(open_limits)s::smallint[], %(type_revision)s::integer[], %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
-        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences,
+        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, for_each, key, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, admission, lock_owner, retry, output_type, gates, tags, created_by,
         created_by_token, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, lane_id, boost, blocked, downstream, n
@@ -43,13 +43,13 @@ new AS MATERIALIZED (
 ),
 stored AS (
     INSERT INTO lineshaft.task (
-        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences, fallback_models,
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, for_each, key, required_capabilities, model_preferences, fallback_models,
         max_cost_usd, max_total_cost_usd, lock_key, admission, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
         ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, created_at
     )
     SELECT
-        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities::text[], model_preferences::text[],
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, for_each, key, required_capabilities::text[], model_preferences::text[],
         fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, admission, retry, output_type, gates, tags::text[], created_by, created_by_token, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, clock.now
@@ -62,13 +62,17 @@ placed AS (
     )
     SELECT
         id, live_dag_id,
-        CASE WHEN blocked > 0 OR run_at > clock.now THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
+        CASE WHEN blocked > 0 OR run_at > clock.now OR is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
         lane_id, priority, downstream, blocked, deadline,
         lineshaft.rank(priority, downstream, boost, clock.now, deadline, clock.now),
         -- A deadline in the past is checked once more, to be reported as missed.
         coalesce(lineshaft.rekey_at(deadline, clock.now), deadline),
-        CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
-        CASE WHEN run_at > clock.now THEN run_at END,
+        CASE WHEN blocked > 0 OR run_at > clock.now OR is_batch THEN NULL ELSE clock.now END,
+        CASE
+            WHEN run_at > clock.now THEN run_at
+            -- A list that exists already, because another call has submitted its task, is opened by the promoter.
+            WHEN is_batch AND blocked = 0 THEN clock.now
+        END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
         lock_key, admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
         expire_at_deadline, max_cost_usd, max_total_cost_usd
