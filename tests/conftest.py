@@ -13,7 +13,7 @@ import re
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -35,6 +35,7 @@ from tests.factory import Factory
 from tests.http_server import ServerThread
 from tests.in_memory import home_of_servers, remove_folders
 from tests.invariants import check_invariants
+from tests.order import slow_first
 from tests.run_outcome import RunOutcome
 from tests.world import World
 
@@ -168,9 +169,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, except in a full run and where the command line names the file."""
-    if config.getoption("full"):
-        return
+    if not config.getoption("full"):
+        _leave_out(config, items)
+    if (worker := getattr(config, "workerinput", None)) is not None:
+        items[:] = slow_first(items, worker["workercount"], is_slow=_is_slow, module=lambda item: item.path)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, except where the command line names the file."""
     named = [argument.partition("::")[0] for argument in config.args]
     files = {Path(config.invocation_params.dir, name) for name in named if name.endswith(".py")}
     others = [item for item in items if item.path not in files]
@@ -233,21 +239,33 @@ def where(
 
 
 @pytest.fixture(scope="session")
-def postgres(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddedServer]:
+def server_of(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Binaries], EmbeddedServer]]:
     """One server for each version; the processes of a parallel run share it."""
-    binaries: Binaries = request.param
     shared, run = tmp_path_factory.getbasetemp(), os.getpid()
-    if hasattr(request.config, "workerinput"):
+    if hasattr(pytestconfig, "workerinput"):
         shared, run = shared.parent, os.getppid()
-    home = home_of_servers(shared, run) / f"pg{binaries.major}"
-    with (
-        _without_passwords() as options,
-        EmbeddedServer.start(home, binaries=binaries, options=FAST | options) as server,
-    ):
-        _make_template(server, shared / f"pg{binaries.major}.template.lock")
-        yield server
+    with ExitStack() as kept:
+
+        @cache
+        def started(binaries: Binaries) -> EmbeddedServer:
+            home = home_of_servers(shared, run) / f"pg{binaries.major}"
+            with _without_passwords() as options:
+                server = EmbeddedServer.start(home, binaries=binaries, options=FAST | options)
+            kept.enter_context(server)
+            _make_template(server, shared / f"pg{binaries.major}.template.lock")
+            return server
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, server_of: Callable[[Binaries], EmbeddedServer]
+) -> EmbeddedServer:
+    """The server stays when a worker goes on with tests on another version: it may come back."""
+    return server_of(request.param)
 
 
 @contextmanager
