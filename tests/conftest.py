@@ -45,11 +45,15 @@ __all__ = ["s3_place", "s3_url"]
 TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
 STRICT = Path(__file__).parent / "strict.sql"
-#: Tests need no data after a power cut; everything else is as in production.
+#: Tests need no data after a power cut. No database lives long enough to need autovacuum, and dropping one
+#: would wait for it. Lineshaft's connections turn compiled queries off; those of tests don't need them either.
+#: Everything else is as in production.
 FAST = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
+    "autovacuum": "off",
+    "jit": "off",
     "max_connections": "300",
     "max_wal_size": "256MB",
 }
@@ -118,11 +122,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`. Tests wait for part of their time, those of a full run for half of it.
+    """For `-n auto`. Tests wait for half of their time or more, those of a full run for three quarters of it.
 
     The limit is that of the connections that one PostgreSQL accepts.
     """
-    busy_share = 0.4 if config.getoption("full") else 0.67
+    busy_share = 0.25 if config.getoption("full") else 0.4
     return min(round((os.cpu_count() or 1) / busy_share), MAX_WORKERS)
 
 
