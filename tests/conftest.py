@@ -46,7 +46,7 @@ TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
 STRICT = Path(__file__).parent / "strict.sql"
 #: Tests need no data after a power cut. No database lives long enough to need autovacuum, and dropping one
-#: would wait for it. Lineshaft's connections turn compiled queries off; those of tests don't need them either.
+#: would wait for it. Lineshaft's connections turn compiled queries off; those of tests need none either.
 #: Everything else is as in production.
 FAST = {
     "fsync": "off",
