@@ -77,7 +77,10 @@ async def test_an_output_of_another_type_raises(shaft: Lineshaft) -> None:
 
 async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
     failing, lying, crashing = await shaft.submit_many(
-        [research.new(prompt="fail"), liar.new(), research.new("crash").with_options(max_attempts=1)]
+        [
+            research.new(prompt="fail"),
+            *(task.with_options(max_attempts=1) for task in (liar.new(), research.new("crash"))),
+        ]
     )
     await work(shaft)
     # After the others, which would not be claimed while its rate limit slows everything down.
