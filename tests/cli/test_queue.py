@@ -610,6 +610,35 @@ def test_a_misspelt_command_gets_a_suggestion(cli: Cli, arguments: tuple[str, ..
     assert (said.code, hint in said.err) == (2, True), said.err
 
 
+def test_a_waiting_task_is_replaced(cli: Cli) -> None:
+    newest = ("--idempotency-key", "k", "--on-conflict", "replace_waiting")
+    task_id = cli("submit", "x", *newest, "--debounce", "60", "--max-wait", "90", "--json").json["id"]
+    cli("submit", "x", *newest, "--debounce", "60", "--spec", '{"n": 2}')
+    waits = cli("why", task_id)
+
+    again = cli("submit", "x", *newest)
+    refused = cli("submit", "x", "--idempotency-key", "k", "--on-conflict", "reject")
+
+    assert "A submission with its idempotency key replaced it at" in waits.out
+    assert f"{task_id} (existing task with this idempotency key, replaced)" in again.out
+    assert cli("submit", "x", *newest, "--json").json["replaced"] is True
+    assert (refused.code, "(on_conflict reject)" in refused.err) == (1, True)
+    assert f"task.replaced  {account()}" in cli("task", "show", task_id).out
+
+
+def test_a_file_replaces_waiting_tasks(cli: Cli, tmp_path: Path) -> None:
+    task = {"type": "x", "idempotency_key": "k", "on_conflict": "replace_waiting"}
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps([task, {"type": "y"}]))
+
+    assert cli("submit", "--file", str(file)).out == "Submitted 2 tasks.\n"
+    said = cli("submit", "--file", str(file))
+    listed = cli("submit", "--file", str(file), "--json").json["items"]
+
+    assert said.out == "Submitted 2 tasks, 1 of which replaced waiting ones.\n"
+    assert [item["replaced"] for item in listed] == [True, False]
+
+
 def test_a_signal_is_sent(cli: Cli, dsn: str) -> None:
     task_id = cli("submit", "x", "--json").json["id"]
 

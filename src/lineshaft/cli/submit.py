@@ -37,6 +37,7 @@ _FIELDS = (
     ),
     *("depends_on", "required_capabilities", "model_preferences", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
+    *("on_conflict", "debounce_sec", "max_wait_sec"),
 )
 #: Agents that are asked whether they take a type, and types that are named if none does.
 _MOST_AGENTS, _MOST_NAMED = 500, 10
@@ -110,6 +111,26 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         dest="idempotency_ttl_sec",
         metavar="SEC",
         help="free the key so long after the task has completed; default: never",
+    )
+    field(
+        "--on-conflict",
+        choices=("return", "reject", "replace_waiting", "cancel_running"),
+        help="if a task has the key: return it (default), fail, replace it if it waits, or also cancel it if "
+        "it runs",
+    )
+    field(
+        "--debounce",
+        type=float,
+        dest="debounce_sec",
+        metavar="SEC",
+        help="with replace_waiting: start so long after the last submission",
+    )
+    field(
+        "--max-wait",
+        type=float,
+        dest="max_wait_sec",
+        metavar="SEC",
+        help="with --debounce: start at most so long after the first submission",
     )
     field("--created-by", metavar="WHO", help="such as human:ann")
     field("--dag-id", metavar="ID", help="join this DAG")
@@ -229,8 +250,12 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
             return wait(shaft, [made.id], args.wait, as_json=args.json)
         _note_unserved(shaft, [new])
         task = shaft.get(made.id)
-    if made.duplicate:
-        task = replace(task, duplicate=True, mismatch=made.mismatch or UNSET)
+    task = replace(
+        task,
+        duplicate=made.duplicate or UNSET,
+        mismatch=made.mismatch or UNSET,
+        replaced=made.replaced or UNSET,
+    )
     return _print_one(task, args)
 
 
@@ -239,6 +264,8 @@ def _print_one(task: "Task", args: argparse.Namespace) -> int:
         print_json(task)
     else:
         note = " (existing task with this idempotency key)" if task.duplicate is True else ""
+        if task.replaced is True:
+            note = " (existing task with this idempotency key, replaced)"
         print_facts([("Task", task.id + note), ("Status", task.status)])
     return 0
 
@@ -278,11 +305,14 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
             return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
         _note_unserved(shaft, new)
     if args.json:
-        items = [{"id": item.id, "duplicate": item.duplicate, "mismatch": item.mismatch} for item in made]
+        names = ("id", "duplicate", "mismatch", "replaced")
+        items = [{name: getattr(item, name) for name in names} for item in made]
         print_json({"items": items})
     else:
-        known = sum(item.duplicate for item in made)
-        print(f"Submitted {len(made)} tasks" + (f", {known} of which existed already." if known else "."))
+        known, replaced = sum(item.duplicate for item in made), sum(item.replaced for item in made)
+        notes = [f"{known} of which existed already"] if known else []
+        notes += [f"{replaced} of which replaced waiting ones"] if replaced else []
+        print(", ".join([f"Submitted {len(made)} tasks", *notes]) + ".")
     return 0
 
 

@@ -40,6 +40,7 @@ _MOST_STEPS = 20
 #: Kinds of events of what people do to a task; `task show` names the last of them.
 _ACTS = (
     "task.changed",
+    "task.replaced",
     "task.ready",
     "task.cancelled",
     "task.resolved",

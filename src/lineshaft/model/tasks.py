@@ -26,6 +26,9 @@ from lineshaft.model.fields import (
     CHECKS,
     LIMIT_CHECKS,
     MAX_TEXT,
+    REPLACE_WAITING,
+    RETURN,
+    STEERING,
     Faults,
     encoded_json,
     invalid,
@@ -192,6 +195,9 @@ class TaskOptions(TaskDefaults, total=False):
     dag_id: str | None
     idempotency_key: str | None
     idempotency_ttl_sec: Duration | None
+    on_conflict: str | None
+    debounce_sec: Duration | None
+    max_wait_sec: Duration | None
     on_failure: str | None
     children: "Sequence[NewTask]"
 
@@ -299,6 +305,13 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     idempotency_key: str | None = None
     #: How long the key stays in force after the task has completed; None: forever.
     idempotency_ttl_sec: float | None = None
+    #: What happens if a task has the key already: `return` it (the default), `reject` this one,
+    #: `replace_waiting` or `cancel_running`.
+    on_conflict: str | None = None
+    #: With `replace_waiting`: it starts so long after the last submission, ...
+    debounce_sec: float | None = None
+    #: ... but no later than so long after the first one.
+    max_wait_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
     #: What becomes of its DAG if a spawned task is a dead letter: `block` it (the default) or `ignore` that.
@@ -349,6 +362,9 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     require_decision_report: bool
     idempotency_key: str | None
     idempotency_ttl_sec: float | None
+    on_conflict: str
+    debounce_sec: float | None
+    max_wait_sec: float | None
     tags: tuple[str, ...]
     created_by: str | None
     ignore_failure: bool
@@ -405,6 +421,18 @@ def _check_companions(task: NewTask, faults: Faults) -> None:
         faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
     if task.expire_at_deadline and task.deadline is None:
         faults.append(("expire_at_deadline", "is about the deadline, which is missing"))
+    if task.on_conflict is not None:
+        if task.idempotency_key is None:
+            faults.append(("on_conflict", "is about an idempotency_key, which is missing"))
+        if task.on_conflict in STEERING and task.children:
+            faults.append(("on_conflict", f"can't be {task.on_conflict} for a batch: it has children"))
+    if task.debounce_sec is not None:
+        if task.on_conflict != REPLACE_WAITING:
+            faults.append(("debounce_sec", f"needs on_conflict {REPLACE_WAITING}"))
+        if task.run_at is not None:
+            faults.append(("run_at", "can't be given together with debounce_sec, which sets it"))
+    elif task.max_wait_sec is not None:
+        faults.append(("max_wait_sec", "limits debounce_sec, which is missing"))
 
 
 def _for_each(task: NewTask, spec: Mapping[str, Any], faults: Faults) -> ForEach | None:
@@ -493,6 +521,9 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         require_decision_report=defaults.require_decision_report if report is None else report,
         idempotency_key=task.idempotency_key,
         idempotency_ttl_sec=task.idempotency_ttl_sec,
+        on_conflict=task.on_conflict or RETURN,
+        debounce_sec=task.debounce_sec,
+        max_wait_sec=task.max_wait_sec,
         tags=_names(task.tags),
         created_by=task.created_by,
         ignore_failure=task.on_failure == "ignore",

@@ -45,7 +45,7 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     duration_sec: float
     cost_usd: Decimal
-    #: How often the task had been revived by then; attempts count from 1 after each revival.
+    #: How often the task had been revived or replaced by then; attempts count from 1 again after that.
     revival: int
     #: The version that its agent declared.
     version: str | None = None
@@ -162,7 +162,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     is_batch: bool
     max_attempts: int
     attempts: int
-    #: How often the task was revived by hand.
+    #: How often the task was revived or rerun by hand, or replaced after its first attempt.
     revivals: int
     retry: RetryPolicy
     retry_at: datetime | None
@@ -201,6 +201,8 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     duplicate: bool | UnsetType = UNSET
     #: Only in the response to a submission: the key was in use for a different request.
     mismatch: bool | UnsetType = UNSET
+    #: Only in the response to a submission: it replaced what the task, which waited, was to do.
+    replaced: bool | UnsetType = UNSET
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -230,7 +232,7 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
 
     #: The fencing number of the claim.
     epoch: int
-    #: Counts from 1 after every revival.
+    #: Counts from 1 after every revival and replacement.
     number: int
     revival: int
     agent_id: str | None
@@ -265,3 +267,5 @@ class Submitted(Struct, frozen=True):
     duplicate: bool = False
     #: The key was in use for a different request.
     mismatch: bool = False
+    #: The existing task waited, and was replaced with what this call submits.
+    replaced: bool = False

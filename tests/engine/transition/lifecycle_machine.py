@@ -31,7 +31,7 @@ from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.errors import DependentsRunningError, SupersededError
+from lineshaft.errors import DependentsRunningError, ForbiddenError, SupersededError
 from lineshaft.model import breaker
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
@@ -112,6 +112,7 @@ class Task:
     wait: "Wait | None" = None
     #: It is due at the end of the wait, which no history reaches by itself.
     sleeps: bool = False
+    key: str | None = None
     #: Signals that it hasn't received, and the waits that it has ended.
     signals: int = 0
     waited: int = 0
@@ -192,14 +193,40 @@ class Lifecycle(RuleBasedStateMachine):
                 task.needs.discard(name)
             task.settle()
 
-    @rule(data=st.data(), lock=st.sampled_from([None, None, "doc"]))
-    def submit(self, data: st.DataObject, lock: str | None) -> None:
+    @rule(data=st.data(), lock=st.sampled_from([None, None, "doc"]), keyed=st.booleans())
+    def submit(self, data: st.DataObject, lock: str | None, keyed: bool) -> None:
         possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
         upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
         gates = data.draw(self.gates)
-        (found,) = self.runner.run(self.engine.submission.submit([self.new_task(upstream, lock, gates)]))
+        key = f"k{next(self.names)}" if keyed else None
+        new = self.new_task(upstream, lock, gates).with_options(idempotency_key=key)
+        (found,) = self.runner.run(self.engine.submission.submit([new]))
         self.add(found.id, upstream, lock=lock)
-        self.tasks[found.id].gates = gates
+        self.tasks[found.id].gates, self.tasks[found.id].key = gates, key
+
+    @precondition(lambda self: any(task.key and task.status in LIVE for task in self.tasks.values()))
+    @rule(data=st.data(), lock=st.sampled_from([None, "doc"]))
+    def submit_again(self, data: st.DataObject, lock: str | None) -> None:
+        """With the key of a task, which is replaced if it waits, and others don't wait for it."""
+        keyed = [name for name, task in self.tasks.items() if task.key and task.status in LIVE]
+        name = data.draw(st.sampled_from(keyed))
+        task, gates = self.tasks[name], data.draw(self.gates)
+        new = self.new_task(task.upstream, lock, gates)
+        new = new.with_options(idempotency_key=task.key, on_conflict="replace_waiting")
+        call = self.engine.submission.submit([new])
+        waits = task.status in {"PENDING", "READY", "RETRYING"}
+        others = [t for t in self.tasks.values() if t.status in LIVE]
+        if waits and any(name in t.needs | t.awaits or t.parent == name for t in others):
+            with pytest.raises(ForbiddenError):
+                self.runner.run(call)
+            return
+        (found,) = self.runner.run(call)
+        assert (found.id, found.replaced, found.duplicate) == (name, waits, not waits)
+        if waits:
+            self.let_go(name, "PENDING")
+            task.lock, task.gates, task.attempts, task.waits = lock, gates, 0, 0
+            task.wait, task.signals, task.waited = None, 0, 0
+            task.settle()
 
     @rule(n=st.sampled_from(range(len(AGENTS))), limit=st.integers(1, 3))
     def claim(self, n: int, limit: int) -> None:

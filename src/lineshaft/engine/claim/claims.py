@@ -323,9 +323,10 @@ class Claims:
         return round_
 
     async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
-        """Correct and release tasks whose limits are out of date; raises if no other is left.
+        """Correct and release tasks that were read out of date; raises if no other is left.
 
-        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`.
+        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`. Or they
+        were replaced while they were claimed (submit/keys.py).
         """
         outdated = [task for task in tasks if task.outdated]
         if not outdated:

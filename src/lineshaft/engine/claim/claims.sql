@@ -401,8 +401,15 @@ SELECT
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
-    -- include: is_outdated
-    AS outdated,
+    -- Its limits are not the present ones of its type; or a submission replaced it after this statement's snapshot, from which its spec is:
+    -- the locked row then has another number than the row of the snapshot. It is given back. (The statements of one task read the spec later, and
+    -- claim_fast finds only rows of its snapshot.)
+    (
+        -- include: is_outdated
+        OR (task.idempotency_key IS NOT NULL AND moved.submission_no <> (
+            SELECT before.submission_no FROM lineshaft.task_live AS before WHERE before.id = moved.id
+        ))
+    ) AS outdated,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,

@@ -41,8 +41,8 @@ head AS MATERIALIZED (
         lineshaft.chosen_model_1(lane.models, seen.models_available, '{}') AS model,
         round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
         found.submission_no, seen.room AS most,
-        lineshaft.lane_has_quota_1(
-            seen.quota_kinds, lane.type, lineshaft.chosen_model_1(lane.models, seen.models_available, '{}')
+        seen.quota_kinds & 3 <> 0 AND lineshaft.lane_has_quota_1(
+            lane.type, lineshaft.chosen_model_1(lane.models, seen.models_available, '{}')
         ) AS has_quota
     FROM seen
     CROSS JOIN (

@@ -239,6 +239,13 @@ LIMIT (SELECT room FROM me)
     )
 )
 
+-- fragment: knows_types
+-- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it.
+CASE
+    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN true
+    ELSE lineshaft.refuse_stale_types_1()
+END
+
 -- fragment: over_limit
 -- The limit that an attempt is over: `live` is its row. NULL: none. A task within its reservation goes on when others overspend; it stops when a
 -- limit itself was lowered below what has been spent, part of which is within reservations. Only then the held tasks are read, by the index

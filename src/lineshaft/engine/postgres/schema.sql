@@ -978,7 +978,7 @@ FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with 
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
-FUNCTION lineshaft.lane_has_quota_1(integer,text,text)
+FUNCTION lineshaft.lane_has_quota_1(text,text)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
 FUNCTION lineshaft.quota_patterns_1(text)

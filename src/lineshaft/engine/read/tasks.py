@@ -42,7 +42,7 @@ _PARTS = (_SQL["read_tasks"], _SQL["read_edges"], _SQL["read_failures"])
 
 _COPIED = frozenset(Task.__struct_fields__) - {
     *("spec_json", "inputs", "for_each", "item_json", "index", "progress_json", "surface_json"),
-    *("duplicate", "mismatch"),
+    *("duplicate", "mismatch", "replaced"),
     *("status", "effective_priority", "tier", "depends_on", "blocked_by", "blocked_reason", "retry", "claim"),
     *("output", "failure_reason", "failure_category", "failure_history", "tokens_used"),
     *("completed_at", "cancelled_at", "cancel_reason", "lock_keys", "quota_keys", "fair_key"),

@@ -228,7 +228,13 @@ def _schedule(task: Row) -> Iterable[Reason]:
     if task["wait_name"] is not None:
         yield _wait(task)
     elif task["due_at"] is not None:
-        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.")
+        replaced = task["replaced_at"]
+        because = (
+            ""
+            if replaced is None
+            else f" A submission with its idempotency key replaced it at {_iso(replaced)}."
+        )
+        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.{because}")
 
 
 def _wait(task: Row) -> Reason:

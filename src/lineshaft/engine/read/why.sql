@@ -31,7 +31,10 @@ SELECT
     ,
     gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error,
     gated.gate_blocked_by, limits.judge_max_cost_usd, task.max_total_cost_usd, live.cost_usd AS spent_so_far_usd, gated.agent_id AS paying_agent,
-    paying.budget_usd - paying.spent_usd - paying.reserved_usd AS agent_left_usd
+    paying.budget_usd - paying.spent_usd - paying.reserved_usd AS agent_left_usd,
+    CASE WHEN live.status = 'PENDING' AND live.due_at IS NOT NULL AND task.idempotency_key IS NOT NULL THEN (
+        SELECT max(event.at) FROM lineshaft.event WHERE event.task_id = task.id AND 'task.replaced' = ANY (event.kinds)
+    ) END AS replaced_at
 FROM lineshaft.task
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 CROSS JOIN lineshaft.limits

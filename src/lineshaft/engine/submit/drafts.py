@@ -16,7 +16,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
 from lineshaft.model import graph
 from lineshaft.model.budget import money
-from lineshaft.model.fields import check_fields
+from lineshaft.model.fields import RETURN, STEERING, check_fields
 from lineshaft.model.idempotency import content_hash
 from lineshaft.model.parts import ForEach, Part, Source, StoredForEach, part_named
 from lineshaft.model.resolving import Resolver
@@ -272,6 +272,24 @@ def _lock_owner(lock_key: str | None, batch: Draft | None) -> str | None:
     return owner
 
 
+def check_conflicts(drafts: Sequence[Draft], *, alone: bool) -> None:
+    """Refuse an `on_conflict` that these drafts can't have; `alone`: they don't belong to one DAG."""
+    keys: dict[str, Draft] = {}
+    for draft in drafts:
+        how = draft.row.on_conflict
+        place = f"{draft.place}." if draft.place else ""
+        if how in STEERING and not alone:
+            fault = f"can't be {how} for a task of a DAG, or a spawned one: submit it on its own"
+            raise InvalidInputError(errors=[(f"{place}on_conflict", fault)])
+        if (key := draft.row.idempotency_key) is not None:
+            first = keys.setdefault(key, draft)
+            if first is not draft and (how != RETURN or first.row.on_conflict != RETURN):
+                fault = (
+                    f"is that of {first.place} too; with on_conflict, each task of a call needs another one"
+                )
+                raise InvalidInputError(errors=[(f"{place}idempotency_key", fault)])
+
+
 def wait_for(draft: Draft, names: Iterable[str]) -> None:
     """Add dependencies. The children of a batch run in sequence, so its first child gets them too."""
     held: Draft | None = draft
@@ -333,6 +351,7 @@ def draft_each(tasks: Sequence[NewTask], rules: TaskRules) -> tuple[list[Draft],
         place = f"tasks[{number}]" if len(tasks) > 1 else ""
         heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
     check_number(len(drafts))
+    check_conflicts(drafts, alone=True)
     link(drafts, {})
     return heads, drafts
 
@@ -385,6 +404,7 @@ def draft_by_key(
         if heads.setdefault(key, head) is not head:
             raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
     check_dag_size(len(drafts), rules.max_dag_tasks)
+    check_conflicts(drafts, alone=False)
     link(drafts, {key: head.id for key, head in heads.items()})
     refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
     return heads

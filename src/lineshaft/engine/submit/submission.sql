@@ -1,12 +1,5 @@
 -- These statements also run in callers' transactions.
 
--- fragment: knows_types
--- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it.
-CASE
-    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN true
-    ELSE lineshaft.refuse_stale_types_1()
-END
-
 -- name: raise_paths
 -- New tasks lengthen the critical paths of existing tasks above them. Waiters are notified, because a claim skips these rows until the commit.
 SELECT
@@ -24,27 +17,6 @@ SELECT
     (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL) AS generation
 WHERE
     -- include: knows_types
-
--- name: take_keys
--- The first transaction to insert a key owns it. Sorted, so that two submissions with the same keys can't deadlock. An expired key is
--- taken over.
-INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash, ttl_sec)
-SELECT key, task_id, content_hash, ttl_sec
-FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[], %(ttls)s::double precision[])
-    AS wanted (key, task_id, content_hash, ttl_sec)
-ORDER BY key
-ON CONFLICT (key) DO UPDATE
-    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL, ttl_sec = excluded.ttl_sec
-    WHERE
-        -- include: key_is_free
-RETURNING key
-
--- name: read_keys
--- Under a new snapshot, which sees the owners.
-SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
-
--- name: count_duplicates
-SELECT nextval('lineshaft.duplicate_no') FROM generate_series(1, %(n)s::integer)
 
 -- name: insert_tasks
 -- A few tasks in one statement; many are inserted by COPY.

@@ -89,14 +89,15 @@ CREATE FUNCTION lineshaft.quota_patterns_1(p_key text) RETURNS text[] LANGUAGE s
 $$;
 COMMENT ON FUNCTION lineshaft.quota_patterns_1(text) IS 'The patterns of quotas that match a key.';
 
--- Whether a quota concerns all tasks of a lane, by their type or by the model that they are claimed for. `p_kinds` is limits.quota_kinds.
-CREATE FUNCTION lineshaft.lane_has_quota_1(p_kinds integer, p_type text, p_model text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT p_kinds & 3 <> 0 AND EXISTS (
+-- Whether a quota concerns all tasks of a lane, by their type or by the model that they are claimed for. PostgreSQL doesn't inline it: callers
+-- look at limits.quota_kinds first.
+CREATE FUNCTION lineshaft.lane_has_quota_1(p_type text, p_model text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
         SELECT FROM lineshaft.quota
         WHERE quota.match = ANY (lineshaft.quota_patterns_1('type:' || p_type) || lineshaft.quota_patterns_1('model:' || p_model))
     )
 $$;
-COMMENT ON FUNCTION lineshaft.lane_has_quota_1(integer, text, text) IS 'Whether a quota concerns all tasks of a lane.';
+COMMENT ON FUNCTION lineshaft.lane_has_quota_1(text, text) IS 'Whether a quota concerns all tasks of a lane.';
 
 -- As best_head_1, except that quotas and accounts are left to claim_tasks: the best task that an instance may claim now, read without a lock, as its lane and generation. `p_freed` of its slots are about to become
 -- free. Verdicts: `found`; `none`; `full`: it has no free slot; `due`: none, but the delay of a task has passed; `weigh`: claim_tasks must
@@ -237,7 +238,7 @@ BEGIN
     END IF;
     -- Where a model that the agent has is held back, this function doesn't decide.
     model := lineshaft.chosen_model_1(models, me.models_available, '{}');
-    IF lineshaft.lane_has_quota_1(me.quota_kinds, type, model) THEN
+    IF me.quota_kinds & 3 <> 0 AND lineshaft.lane_has_quota_1(type, model) THEN
         RETURN;
     END IF;
     verdict := 'found';
