@@ -238,16 +238,16 @@ class Lifecycle(RuleBasedStateMachine):
         for found in claimed:
             task = self.tasks[found.id]
             assert task.status == "READY"
-            assert not self.refused(task, writers=set())
+            assert not self.lacks_a_lock(task, writers=set())
             task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
             assert found.epoch == task.epoch
         if len(claimed) < room:
             # Nothing that could run is left.
             parked = self.look.execute("SELECT id, lock_key FROM lineshaft.task_live WHERE parked = 'lock'")
             writers = {key for name, key in parked.fetchall() if not self.tasks[name].locks[key]}
-            assert all(self.refused(task, writers) for task in self.tasks.values() if task.status == "READY")
+            assert all(self.lacks_a_lock(task, writers) for task in self.tasks.values() if task.status == "READY")
 
-    def refused(self, task: Task, writers: set[str]) -> bool:
+    def lacks_a_lock(self, task: Task, writers: set[str]) -> bool:
         """`writers`: locks for which others wait that want them alone."""
         held = [other.locks for other in self.tasks.values() if other.agent is not None]
         return any(

@@ -37,13 +37,21 @@ readers AS (
     ) AS reader
     WHERE NOT reader.is_behind
 ),
-moved AS (
-    UPDATE lineshaft.task_live AS wanted
-    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+-- Sorted: of two that unpark the same tasks, one waits for the other.
+locked AS MATERIALIZED (
+    SELECT wanted.id
+    FROM lineshaft.task_live AS wanted
     WHERE wanted.id = ANY (ARRAY(SELECT id FROM waiting UNION SELECT id FROM readers)) AND wanted.parked = 'lock'
       AND NOT
       -- include: lock_closed
-    RETURNING wanted.lane_id
+    ORDER BY wanted.id
+    FOR NO KEY UPDATE
+),
+moved AS (
+    UPDATE lineshaft.task_live AS live
+    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    WHERE live.id = ANY (ARRAY(SELECT id FROM locked)) AND live.parked = 'lock'
+    RETURNING live.lane_id
 )
 SELECT
     -- include: notify_lanes
