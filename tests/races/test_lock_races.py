@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Awaitable
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ from lineshaft.errors import NotFoundError
 from lineshaft.model.admission import LockKey
 from lineshaft.model.tasks import NewTask, RetrySpec
 from lineshaft.types import NewAgent
-from lineshaft.types.work import Completion, Failure
+from lineshaft.types.work import ClaimedTask, Completion, Failure
 from tests.invariants import check_invariants
 from tests.races.helpers import DONE, held, race, running
 from tests.world import ref, release_claims
@@ -31,7 +32,8 @@ async def test_claims_with_keys_in_opposite_order(engines: Engines, dsn: str) ->
     one, two = engines
     await one.submission.submit([NewTask("x", lock_keys=["a", "b"]), NewTask("y", lock_keys=["b", "a"])])
     nobody = (
-        "INSERT INTO lineshaft.lock (key, holder_task_id, acquired_at, expires_at) VALUES ('a', 'x', now(), now())"
+        "INSERT INTO lineshaft.lock (key, holder_task_id, acquired_at, expires_at)"
+        " VALUES ('a', 'x', now(), now())"
     )
     with held(dsn, nobody) as holder, psycopg.connect(dsn, autocommit=True) as look:
         claims = await race(
@@ -50,14 +52,15 @@ async def test_a_waiter_that_arrives_as_the_last_reader_goes_is_not_forgotten(
     one, two = engines
     await one.submission.submit([NewTask("r", lock_keys=sharing("a"))])
     (reader,) = await running(one)
-    if waiter == "reader":
+    if waiter == "writer":
+        await one.submission.submit([NewTask("w", lock_keys=["a", "b"])])
+        release: Awaitable[object] = one.work.complete([Completion(ref(reader), DONE)])
+    else:
         # Behind a writer, which is cancelled in the meantime.
         (writer,) = await one.submission.submit([NewTask("w", lock_key="a")])
         assert await running(one) == []
-    await one.submission.submit([NewTask("w", lock_keys=sharing("a", "b") if waiter == "reader" else ["a", "b"])])
-    release = (
-        one.cancel.cancel(writer.id, "no") if waiter == "reader" else one.work.complete([Completion(ref(reader), DONE)])
-    )
+        await one.submission.submit([NewTask("r", lock_keys=sharing("a", "b"))])
+        release = one.cancel.cancel(writer.id, "no")
     with (
         held(dsn, "SELECT FROM lineshaft.lock WHERE key = 'a' FOR UPDATE") as holder,
         psycopg.connect(dsn, autocommit=True) as look,
@@ -68,33 +71,38 @@ async def test_a_waiter_that_arrives_as_the_last_reader_goes_is_not_forgotten(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_nothing_is_left_waiting_when_clients_with_several_locks_meet(dsn: str, clock: MovableClock, seed: int) -> None:
+async def test_nothing_is_left_waiting_when_clients_with_several_locks_meet(
+    dsn: str, clock: MovableClock, seed: int
+) -> None:
     """No deadlock reaches a caller, and each release wakes those that wait for it, without the promoter."""
     dice = random.Random(seed)
 
     def some() -> NewTask:
         locks = [LockKey(key, shared=dice.random() < 0.5) for key in dice.sample(KEYS, dice.randint(1, 3))]
-        return NewTask(dice.choice("xyz"), lock_keys=locks, max_attempts=100, retry=RetrySpec(strategy="immediate"))
+        return NewTask(
+            dice.choice("xyz"), lock_keys=locks, max_attempts=100, retry=RetrySpec(strategy="immediate")
+        )
+
+    async def end(engine: Engine, task: ClaimedTask) -> None:
+        match dice.choice(["done", "done", "done", "failed", "released", "stolen"]):
+            case "done":
+                await engine.work.complete([Completion(ref(task), DONE)])
+            case "failed":
+                await engine.work.fail([Failure(ref(task), "bad", "timeout")])
+            case "released":
+                await release_claims(engine, [ref(task)])
+            case _:
+                # An operator takes one of its locks: the claim has to go.
+                with contextlib.suppress(NotFoundError):
+                    await engine.locks.release(dice.choice(task.lock_keys), holder=task.id)
+                await release_claims(engine, [ref(task)])
 
     async def client(number: int, engine: Engine) -> None:
-        agent = f"a{number}"
         for _ in range(15):
-            claimed = await running(engine, dice.randint(1, 3), agent)
+            claimed = await running(engine, dice.randint(1, 3), f"a{number}")
             await asyncio.sleep(0)
             for task in claimed:
-                match dice.choice(["done", "done", "done", "failed", "released", "stolen"]):
-                    case "done":
-                        await engine.work.complete([Completion(ref(task), DONE)])
-                    case "failed":
-                        await engine.work.fail([Failure(ref(task), "bad", "timeout")])
-                    case "released":
-                        await release_claims(engine, [ref(task)])
-                    case _:
-                        # By an operator, who takes one of its locks: the claim has to go.
-                        for key in dice.sample(task.lock_keys, 1):
-                            with contextlib.suppress(NotFoundError):
-                                await engine.locks.release(key, holder=task.id)
-                        await release_claims(engine, [ref(task)])
+                await end(engine, task)
 
     async with Engine(dsn, clock=clock) as one, Engine(dsn, clock=clock) as two:
         for n in range(8):

@@ -306,7 +306,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Retry at", moment_and_age(task.retry_at)),
         ("Run at", moment_and_age(task.run_at)),
         ("Deadline", moment_and_age(task.deadline)),
-        ("Lock", task.lock_key or ""),
+        ("Lock", ", ".join(_locks(task))),
         ("Cost", f"{usd(task.cost_usd)} USD" if task.cost_usd else ""),
         ("Disputed", f"{usd(task.disputed_usd)} USD, not counted" if task.disputed_usd else ""),
         ("Created", " by ".join(filter(None, (moment_and_age(task.created_at), task.created_by)))),
@@ -323,6 +323,12 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Artifacts", "\n".join(task.output.artifacts)),
     ]
     print_facts([(name, value) for name, value in facts if value])
+
+
+def _locks(task: Task) -> list[str]:
+    if task.lock_key is not None:
+        return [task.lock_key]
+    return [f"{lock.key} (shared)" if lock.shared else lock.key for lock in task.lock_keys]
 
 
 def _priorities(task: "Task") -> str:

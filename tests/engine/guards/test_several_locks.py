@@ -92,7 +92,9 @@ async def test_readers_run_together(world: World) -> None:
 async def test_a_writer_waits_for_all_readers(world: World) -> None:
     """And readers that come later wait behind it."""
     agent = await world.agent()
-    one, two = [await world.take(agent) for _ in await world.submit(*[NewTask("r", lock_keys=reading("a"))] * 2)]
+    one, two = [
+        await world.take(agent) for _ in await world.submit(*[NewTask("r", lock_keys=reading("a"))] * 2)
+    ]
     writer = await world.one("w", lock_key="a")
     assert await world.claim(agent, 10) == []
     late = await world.one("r", lock_keys=reading("a"), priority=1)
@@ -377,7 +379,8 @@ async def test_a_batch_holds_all_its_locks(world: World) -> None:
 async def test_batches_share_a_lock(world: World) -> None:
     agent = await world.agent()
     batches = [
-        await world.one("batch", lock_keys=reading("a"), children=[NewTask("x"), NewTask("y")]) for _ in range(2)
+        await world.one("batch", lock_keys=reading("a"), children=[NewTask("x"), NewTask("y")])
+        for _ in range(2)
     ]
     found = await world.claim(agent, 10)
     assert [task.type for task in found] == ["x", "x"]
@@ -486,7 +489,9 @@ async def test_why_names_the_lock_and_its_holders(world: World) -> None:
 async def test_locks_are_listed_by_holder_and_page(world: World) -> None:
     agent = await world.agent()
     await world.submit(
-        NewTask("r", lock_keys=[*reading("a"), "b"]), NewTask("r", lock_keys=reading("a")), NewTask("r", lock_key="c")
+        NewTask("r", lock_keys=[*reading("a"), "b"]),
+        NewTask("r", lock_keys=reading("a")),
+        NewTask("r", lock_key="c"),
     )
     await world.claim(agent, 10)
     listed, cursor = [], None

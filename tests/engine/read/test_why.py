@@ -15,8 +15,8 @@ from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
 from lineshaft.errors import InvalidTransitionError
-from lineshaft.model.states import Status
 from lineshaft.model.admission import LockKey
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, ReasonCode
 from lineshaft.types.work import ClaimRef, Completion, HeldTask, Presence

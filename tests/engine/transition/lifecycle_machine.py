@@ -245,7 +245,9 @@ class Lifecycle(RuleBasedStateMachine):
             # Nothing that could run is left.
             parked = self.look.execute("SELECT id, lock_key FROM lineshaft.task_live WHERE parked = 'lock'")
             writers = {key for name, key in parked.fetchall() if not self.tasks[name].locks[key]}
-            assert all(self.lacks_a_lock(task, writers) for task in self.tasks.values() if task.status == "READY")
+            assert all(
+                self.lacks_a_lock(task, writers) for task in self.tasks.values() if task.status == "READY"
+            )
 
     def lacks_a_lock(self, task: Task, writers: set[str]) -> bool:
         """`writers`: locks for which others wait that want them alone."""

@@ -430,8 +430,8 @@ class Claims:
         round_ = await self._claim_once(connection, parameters)
         if round_.outcome.passed_on:
             await unpark_lock_waiters(connection, round_.outcome.passed_on)
-        (task,) = round_.tasks or [None]
-        return None if task is None or task.outdated else task
+        found = round_.tasks
+        return found[0] if found and not found[0].outdated else None
 
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
         """The agents that made these claims, also where they have ended. Unknown claims are missing."""

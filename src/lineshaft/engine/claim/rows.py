@@ -33,18 +33,18 @@ def claimed_tasks(
     """The rows have these columns, among them those of a task."""
     before, json, after, outdated = _getters(columns)
     common = (started, claimed_at, claim_ttl_sec)
+    tasks = [
+        ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common, outdated(row)))
+        for row in rows
+    ]
     if "locks" not in columns:
-        return [
-            ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common, outdated(row)))
-            for row in rows
-        ]
+        return tasks
     locks = columns.index("locks")
     return [
-        ClaimedTask(
-            *(*before(row), *map(raw, json(row)), *after(row), *common, outdated(row)),
-            locks=None if row[locks] is None else msgspec.json.decode(row[locks]),
-        )
-        for row in rows
+        task
+        if row[locks] is None
+        else msgspec.structs.replace(task, locks=msgspec.json.decode(row[locks], type=dict[str, bool]))
+        for task, row in zip(tasks, rows, strict=True)
     ]
 
 
