@@ -257,12 +257,17 @@ RULES: dict[str, LiteralString] = {
     """,
     "a task that runs under locks holds all of them": """
         SELECT live.id, needed.key FROM lineshaft.task_live AS live
-        CROSS JOIN lineshaft.locks_of_1(live.id, live.lock_owner, live.lock_key, live.admission -> 'locks') AS needed
+        CROSS JOIN lineshaft.locks_of_1(
+            live.id, live.lock_owner, live.lock_key, live.admission -> 'locks'
+        ) AS needed
         LEFT JOIN lineshaft.lock ON lock.key = needed.key
-        LEFT JOIN lineshaft.lock_share AS share ON share.key = needed.key AND share.holder_task_id = needed.holder
+        LEFT JOIN lineshaft.lock_share AS share
+            ON share.key = needed.key AND share.holder_task_id = needed.holder
         WHERE live.agent_id IS NOT NULL AND needed.key NOT LIKE 'lost:%' AND (
-            CASE WHEN needed.is_shared THEN share.holder_task_id ELSE lock.holder_task_id END IS DISTINCT FROM needed.holder
-            OR CASE WHEN needed.is_shared THEN share.token ELSE lock.token END IS DISTINCT FROM live.lock_token
+            CASE WHEN needed.is_shared THEN share.holder_task_id ELSE lock.holder_task_id END
+                IS DISTINCT FROM needed.holder
+            OR CASE WHEN needed.is_shared THEN share.token ELSE lock.token END
+                IS DISTINCT FROM live.lock_token
         )
     """,
     "no task waits for a lock that it can have unless another one comes first": """
@@ -283,7 +288,9 @@ RULES: dict[str, LiteralString] = {
     """,
     "a batch's own lock never keeps its children waiting": """
         SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
-        CROSS JOIN lineshaft.locks_of_1(live.id, live.lock_owner, live.lock_key, live.admission -> 'locks') AS needed
+        CROSS JOIN lineshaft.locks_of_1(
+            live.id, live.lock_owner, live.lock_key, live.admission -> 'locks'
+        ) AS needed
         JOIN lineshaft.lock ON lock.key = needed.key AND lock.holder_task_id = needed.holder
         WHERE live.parked = 'lock' AND needed.key = live.lock_key
     """,

@@ -66,7 +66,7 @@ async def test_all_locks_of_a_killed_holder_are_free(
     shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
     log = tmp_path / "log"
-    locks = ["a", "b", LockKey("c", shared=True)]
+    locks: list[str | LockKey] = ["a", "b", LockKey("c", shared=True)]
     held = await shaft.submit(NewTask("work", lock_keys=locks, max_attempts=1))
     waits = await shaft.submit(NewTask("work", lock_keys=["c", "a"]))
     async with agent_process(where, log, "--wait-at", "in a step") as process:

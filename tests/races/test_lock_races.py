@@ -70,9 +70,24 @@ async def test_a_waiter_that_arrives_as_the_last_reader_goes_is_not_forgotten(
     assert len(claimed.tasks) + len(later) == 1
 
 
+async def end(engine: Engine, task: ClaimedTask, dice: random.Random) -> None:
+    match dice.choice(["done", "done", "done", "failed", "released", "stolen"]):
+        case "done":
+            await engine.work.complete([Completion(ref(task), DONE)])
+        case "failed":
+            await engine.work.fail([Failure(ref(task), "bad", "timeout")])
+        case "released":
+            await release_claims(engine, [ref(task)])
+        case _:
+            # An operator takes one of its locks: the claim has to go.
+            with contextlib.suppress(NotFoundError):
+                await engine.locks.release(dice.choice(task.lock_keys), holder=task.id)
+            await release_claims(engine, [ref(task)])
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nothing_is_left_waiting_when_clients_with_several_locks_meet(
-    dsn: str, clock: MovableClock, seed: int
+    engines: Engines, dsn: str, clock: MovableClock, seed: int
 ) -> None:
     """No deadlock reaches a caller, and each release wakes those that wait for it, without the promoter."""
     dice = random.Random(seed)
@@ -83,39 +98,24 @@ async def test_nothing_is_left_waiting_when_clients_with_several_locks_meet(
             dice.choice("xyz"), lock_keys=locks, max_attempts=100, retry=RetrySpec(strategy="immediate")
         )
 
-    async def end(engine: Engine, task: ClaimedTask) -> None:
-        match dice.choice(["done", "done", "done", "failed", "released", "stolen"]):
-            case "done":
-                await engine.work.complete([Completion(ref(task), DONE)])
-            case "failed":
-                await engine.work.fail([Failure(ref(task), "bad", "timeout")])
-            case "released":
-                await release_claims(engine, [ref(task)])
-            case _:
-                # An operator takes one of its locks: the claim has to go.
-                with contextlib.suppress(NotFoundError):
-                    await engine.locks.release(dice.choice(task.lock_keys), holder=task.id)
-                await release_claims(engine, [ref(task)])
-
     async def client(number: int, engine: Engine) -> None:
         for _ in range(15):
             claimed = await running(engine, dice.randint(1, 3), f"a{number}")
             await asyncio.sleep(0)
             for task in claimed:
-                await end(engine, task)
+                await end(engine, task, dice)
 
-    async with Engine(dsn, clock=clock) as one, Engine(dsn, clock=clock) as two:
-        for n in range(8):
-            await one.fleet.register(NewAgent(id=f"a{n}", max_concurrent_tasks=100))
-        await one.submission.submit([some() for _ in range(60)])
-        await asyncio.gather(*(client(n, (one, two)[n % 2]) for n in range(8)))
-        check_invariants(dsn)
-        clock.advance(600)
-        await one.maintenance.promote_due(100)
-        for type_ in "xyz":
-            await one.breakers.reset(type_)
-        while claimed := await running(one, 5, "a0"):
-            await one.work.complete([Completion(ref(task), DONE) for task in claimed])
-        check_invariants(dsn)
-        with psycopg.connect(dsn) as look:
-            assert look.execute("SELECT * FROM lineshaft.task_live WHERE status = 'READY'").fetchall() == []
+    one, two = engines
+    for n in (0, *range(3, 8)):
+        await one.fleet.register(NewAgent(id=f"a{n}", max_concurrent_tasks=100))
+    await one.submission.submit([some() for _ in range(60)])
+    await asyncio.gather(*(client(n, (one, two)[n % 2]) for n in range(8)))
+    check_invariants(dsn)
+    clock.advance(600)
+    await one.maintenance.promote_due(100)
+    for type_ in "xyz":
+        await one.breakers.reset(type_)
+    while claimed := await running(one, 5, "a0"):
+        await one.work.complete([Completion(ref(task), DONE) for task in claimed])
+    with psycopg.connect(dsn) as look:
+        assert look.execute("SELECT * FROM lineshaft.task_live WHERE status = 'READY'").fetchall() == []

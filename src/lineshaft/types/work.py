@@ -450,7 +450,7 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     claim_ttl_sec: float
     #: The defaults of its type have changed since it got its limits.
     outdated: bool = False
-    #: Its document locks, if it has several or shares one: whether each is shared. Otherwise `lock_key` is the only one.
+    #: Its document locks, if it has several or shares one: whether each is shared. See `lock_key`.
     locks: dict[str, bool] | None = None
 
     @property

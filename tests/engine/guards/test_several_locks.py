@@ -244,7 +244,7 @@ async def test_every_exit_releases_all_locks(world: World, way: str) -> None:
 
 
 async def test_a_zombie_can_not_write(world: World) -> None:
-    """Its claim lost one of three locks: neither its output nor its heartbeat counts, and the rest goes with the claim."""
+    """Its claim lost one of three locks: neither output nor heartbeat counts, and the rest ends with it."""
     agent, other = await world.agent(), await world.agent()
     task_id = await world.one(lock_keys=["lost:1", "lost:2", *reading("lost:3")], max_duration_sec=10_000)
     task = await world.take(agent)
@@ -451,7 +451,8 @@ async def test_a_claim_that_dies_leaves_nothing(dsn: str, world: World) -> None:
     await world.one(lock_keys=["a", "b"])
     with psycopg.connect(dsn) as other, psycopg.connect(dsn, autocommit=True) as look:
         other.execute(
-            "INSERT INTO lineshaft.lock (key, holder_task_id, acquired_at, expires_at) VALUES ('b', 'x', now(), now())"
+            "INSERT INTO lineshaft.lock (key, holder_task_id, acquired_at, expires_at)"
+            " VALUES ('b', 'x', now(), now())"
         )
         claim: asyncio.Task[list[ClaimedTask]] = asyncio.create_task(world.claim(agent))
         await waiting(look, 1)

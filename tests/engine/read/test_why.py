@@ -448,8 +448,8 @@ async def test_runnable_means_that_some_claim_would_get_it(
     for seed in range(45):
         connection.execute(
             "TRUNCATE lineshaft.task, lineshaft.task_live, lineshaft.task_end, lineshaft.edge, lineshaft.dag,"
-            " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.lock_share, lineshaft.breaker, lineshaft.slowdown,"
-            " lineshaft.pause, lineshaft.spend"
+            " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.lock_share, lineshaft.breaker,"
+            " lineshaft.slowdown, lineshaft.pause, lineshaft.spend"
         )
         connection.execute("UPDATE lineshaft.limits SET reserved_usd = 0")
         chaos = Chaos(engine, factory, clock, seed)

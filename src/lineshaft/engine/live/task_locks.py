@@ -97,7 +97,7 @@ class LockedTask(Struct, frozen=True):
     require_decision_report: bool
     idempotency_key: str | None
     heartbeat_sec: float
-    #: JSON: by document lock who holds it for the task, now or later: itself, or a batch. None: it needs no lock.
+    #: JSON: by document lock who holds it for the task, now or later: itself, or a batch. None: no locks.
     lock_holders: bytes | None
 
     @property

@@ -391,11 +391,11 @@ def _guards(task: Row) -> Iterable[Reason]:
 def _shared_lock(task: Row) -> str:
     key, readers = task["lock_key"], task["lock_readers"]
     if not task["lock_shared"]:
-        return f"Lock {key!r} is shared by tasks {_listed(readers)}; this task gets it alone once they have ended."
+        return f"Lock {key!r} is shared by tasks {_listed(readers)}; this task gets it alone after them."
     writer = f"task {task['lock_writer']}" if task["lock_writer"] else "a task"
     return (
-        f"Lock {key!r} is shared by tasks {_listed(readers)}, and {writer} waits to have it alone: readers that "
-        "come later wait for that."
+        f"Lock {key!r} is shared by tasks {_listed(readers)}, and {writer} waits to have it alone: later "
+        "readers wait for that."
     )
 
 

@@ -332,8 +332,8 @@ class Completions:
                 task.id,
                 None,
                 StaleClaimError(
-                    f"Can't complete task {task.id}: its claim no longer has {_named(task.locks)}, so another "
-                    "task may have changed the document. Stop working on it."
+                    f"Can't complete task {task.id}: its claim no longer has {_named(task.locks)}, so "
+                    "another task may have changed the document. Stop working on it."
                 ),
             )
             for task, item in items
