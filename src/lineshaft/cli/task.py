@@ -325,7 +325,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
     print_facts([(name, value) for name, value in facts if value])
 
 
-def _locks(task: Task) -> list[str]:
+def _locks(task: "Task") -> list[str]:
     if task.lock_key is not None:
         return [task.lock_key]
     return [f"{lock.key} (shared)" if lock.shared else lock.key for lock in task.lock_keys]

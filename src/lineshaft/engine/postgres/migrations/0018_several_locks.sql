@@ -2,7 +2,7 @@
 -- nor keep them: they hold once all processes have this version.
 
 -- While readers have a lock, its row in `lock` belongs to none of them: its holder is `shared:` and the task that was the first, and it doesn't
--- expire. Whoever takes or releases a lock of any kind locks that row first.
+-- expire. Every claim and every release of a lock of any kind locks that row first.
 CREATE TABLE lineshaft.lock_share (
     token bigint NOT NULL,
     acquired_at timestamptz NOT NULL,
@@ -82,7 +82,7 @@ CREATE FUNCTION lineshaft.refused_lock_1(
     FROM lineshaft.locks_of_1(p_task, p_owner, p_lock_key, p_locks) AS needed
     JOIN lineshaft.lock ON lock.key = needed.key
     WHERE CASE
-        -- Nobody's: the claim itself has just made it.
+        -- Free: the claim itself has just made the row.
         WHEN lock.holder_task_id = '' THEN false
         WHEN NOT lock.holder_task_id LIKE 'shared:%' THEN
             lock.holder_task_id <> needed.holder
@@ -122,7 +122,7 @@ BEGIN
         CROSS JOIN LATERAL lineshaft.locks_of_1(new.id, new.owner, new.lock_key, new.locks) AS needed
         ORDER BY 1
     );
-    -- Locks the rows of all keys in order, free ones too: their new rows belong to nobody.
+    -- Locks the rows of all keys in order, free ones too: their new rows have no holder.
     INSERT INTO lineshaft.lock AS held (key, holder_task_id, token, acquired_at, expires_at)
     SELECT free.key, '', 0, p_now, p_now FROM unnest(asked) WITH ORDINALITY AS free (key, n) ORDER BY free.n
     ON CONFLICT ON CONSTRAINT lock_pkey DO UPDATE SET token = held.token WHERE false;
