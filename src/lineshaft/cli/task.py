@@ -313,7 +313,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Retry at", moment_and_age(task.retry_at)),
         ("Run at", moment_and_age(task.run_at)),
         ("Deadline", moment_and_age(task.deadline)),
-        ("Lock", task.lock_key or ""),
+        ("Lock", ", ".join(_locks(task))),
         ("Cost", f"{usd(task.cost_usd)} USD" if task.cost_usd else ""),
         ("Disputed", f"{usd(task.disputed_usd)} USD, not counted" if task.disputed_usd else ""),
         ("Created", " by ".join(filter(None, (moment_and_age(task.created_at), task.created_by)))),
@@ -335,6 +335,12 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
 def _list_of(for_each: "ForEachInfo") -> str:
     at_once = "" if for_each.concurrency is None else f", {for_each.concurrency} at once"
     return f"item of {for_each.over}, at most {for_each.max}{at_once}"
+
+
+def _locks(task: "Task") -> list[str]:
+    if task.lock_key is not None:
+        return [task.lock_key]
+    return [f"{lock.key} (shared)" if lock.shared else lock.key for lock in task.lock_keys]
 
 
 def _priorities(task: "Task") -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from lineshaft.model.budget import shown
@@ -46,6 +47,13 @@ def admission(
         (lock_key,), locks = locks, {}
     needs = Admission(keys=keys, fair=fair_key, locks=locks)
     return lock_key, None if needs == Admission() else encoded_json("admission", needs)
+
+
+def locks_of(lock_key: str | None, stored: bytes | None) -> dict[str, bool]:
+    """The document locks in these columns, in order of key: whether each is shared."""
+    if lock_key is not None:
+        return {lock_key: False}
+    return {} if stored is None else msgspec.json.decode(stored, type=Admission).locks
 
 
 def _quota_keys(values: Any, faults: Faults) -> tuple[str, ...]:

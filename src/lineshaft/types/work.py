@@ -310,6 +310,8 @@ class TaskAtWork(Struct, frozen=True):
     title: str
     #: While the handler runs, no other task with this lock does.
     lock_key: str | None
+    #: All locks; `lock_key` is the only one if there is one and it isn't shared.
+    lock_keys: tuple[str, ...] = ()
 
     @property
     def document_id(self) -> str | None:
@@ -407,6 +409,12 @@ def input_ids(inputs: msgspec.Raw) -> list[str]:
     return list(ids)
 
 
+def _lock_keys(lock_key: str | None, locks: dict[str, bool] | None) -> tuple[str, ...]:
+    if locks is not None:
+        return tuple(sorted(locks))
+    return () if lock_key is None else (lock_key,)
+
+
 #: Heartbeats that may be missing until a lease is over.
 LEASE_INTERVALS = 3
 
@@ -447,6 +455,13 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     claim_ttl_sec: float
     #: The defaults of its type have changed since it got its limits.
     outdated: bool = False
+    #: Its document locks, if it has several or shares one: whether each is shared. See `lock_key`.
+    locks: dict[str, bool] | None = None
+
+    @property
+    def lock_keys(self) -> tuple[str, ...]:
+        """The document locks that it holds."""
+        return _lock_keys(self.lock_key, self.locks)
 
     @property
     def status(self) -> str:

@@ -33,6 +33,7 @@ from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import DependentsRunningError, ForbiddenError, SupersededError
 from lineshaft.model import breaker
+from lineshaft.model.admission import LockKey
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
@@ -51,6 +52,10 @@ CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_se
 #: Much more than is ever spent, but claims have to look.
 RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
 LIVE = {"PENDING", "READY", "RUNNING", "VALIDATING", "RETRYING"}
+LOCKS: list[dict[str, bool]] = [
+    *({}, {}, {}, {"a": False}, {"a": True}, {"b": True}),
+    *({"a": False, "b": False}, {"a": True, "b": True}, {"a": True, "b": False}),
+]
 #: The agents of the processes: two of the same one, and another.
 AGENTS = ("a1", "a1", "a2")
 
@@ -94,7 +99,8 @@ class Task:
     upstream: set[str] = field(default_factory=set)
     children: set[str] = field(default_factory=set)
     parent: str | None = None
-    lock: str | None = None
+    #: Its document locks: whether each is shared.
+    locks: dict[str, bool] = field(default_factory=dict)
     attempts: int = 0
     waits: int = 0
     epoch: int = 0
@@ -169,20 +175,28 @@ class Lifecycle(RuleBasedStateMachine):
     def have(self, *statuses: str) -> bool:
         return any(task.status in statuses for task in self.tasks.values())
 
-    def new_task(self, upstream: set[str], lock: str | None = None, gates: tuple[str, ...] = ()) -> NewTask:
+    def new_task(
+        self, upstream: set[str], locks: dict[str, bool] | None = None, gates: tuple[str, ...] = ()
+    ) -> NewTask:
         listed = tuple(Gate(method, "^good$" if method == "regex" else None) for method in gates)
         return NewTask(
             "t",
             depends_on=sorted(upstream),
-            lock_key=lock,
+            lock_keys=[LockKey(key, shared) for key, shared in (locks or {}).items()],
             output=OutputContract(validation=listed) if listed else None,
             max_attempts=MAX_ATTEMPTS,
             retry=RetrySpec(strategy="immediate"),
         )
 
-    def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        upstream: set[str],
+        parent: str | None = None,
+        locks: dict[str, bool] | None = None,
+    ) -> None:
         open_ones = {u for u in upstream if self.tasks[u].status != "COMPLETED"}
-        self.tasks[name] = Task("PENDING", open_ones, upstream=upstream, parent=parent, lock=lock)
+        self.tasks[name] = Task("PENDING", open_ones, upstream=upstream, parent=parent, locks=locks or {})
         self.tasks[name].settle()
 
     def ended(self, name: str) -> None:
@@ -193,25 +207,25 @@ class Lifecycle(RuleBasedStateMachine):
                 task.needs.discard(name)
             task.settle()
 
-    @rule(data=st.data(), lock=st.sampled_from([None, None, "doc"]), keyed=st.booleans())
-    def submit(self, data: st.DataObject, lock: str | None, keyed: bool) -> None:
+    @rule(data=st.data(), locks=st.sampled_from(LOCKS), keyed=st.booleans())
+    def submit(self, data: st.DataObject, locks: dict[str, bool], keyed: bool) -> None:
         possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
         upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
         gates = data.draw(self.gates)
         key = f"k{next(self.names)}" if keyed else None
-        new = self.new_task(upstream, lock, gates).with_options(idempotency_key=key)
+        new = self.new_task(upstream, locks, gates).with_options(idempotency_key=key)
         (found,) = self.runner.run(self.engine.submission.submit([new]))
-        self.add(found.id, upstream, lock=lock)
+        self.add(found.id, upstream, locks=locks)
         self.tasks[found.id].gates, self.tasks[found.id].key = gates, key
 
     @precondition(lambda self: any(task.key and task.status in LIVE for task in self.tasks.values()))
-    @rule(data=st.data(), lock=st.sampled_from([None, "doc"]))
-    def submit_again(self, data: st.DataObject, lock: str | None) -> None:
+    @rule(data=st.data(), locks=st.sampled_from(LOCKS))
+    def submit_again(self, data: st.DataObject, locks: dict[str, bool]) -> None:
         """With the key of a task, which is replaced if it waits, and others don't wait for it."""
         keyed = [name for name, task in self.tasks.items() if task.key and task.status in LIVE]
         name = data.draw(st.sampled_from(keyed))
         task, gates = self.tasks[name], data.draw(self.gates)
-        new = self.new_task(task.upstream, lock, gates)
+        new = self.new_task(task.upstream, locks, gates)
         new = new.with_options(idempotency_key=task.key, on_conflict="replace_waiting")
         call = self.engine.submission.submit([new])
         waits = task.status in {"PENDING", "READY", "RETRYING"}
@@ -224,7 +238,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert (found.id, found.replaced, found.duplicate) == (name, waits, not waits)
         if waits:
             self.let_go(name, "PENDING")
-            task.lock, task.gates, task.attempts, task.waits = lock, gates, 0, 0
+            task.locks, task.gates, task.attempts, task.waits = locks, gates, 0, 0
             task.wait, task.signals, task.waited = None, 0, 0
             task.settle()
 
@@ -237,16 +251,13 @@ class Lifecycle(RuleBasedStateMachine):
         self.claimed(agent, claimed, limit)
 
     def claimed(self, agent: Process, claimed: Sequence[ClaimedTask], limit: int) -> None:
-        held = sum(task.agent == agent for task in self.tasks.values())
-        locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
-        ready = [t for t in self.tasks.values() if t.status == "READY"]
-        free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
+        room = min(limit, 2 - sum(task.agent == agent for task in self.tasks.values()))
         verdict = breaker.admission(self.breaker, CONFIG, self.clock.now())
         if self.clock.now() < self.slowed_until or verdict is Admission.BLOCK:
-            free = 0
+            room = 0
         elif verdict is Admission.PROBE:
-            free = min(free, 1)
-        assert len(claimed) == min(limit, 2 - held, free)
+            room = min(room, 1)
+        assert len(claimed) <= room
         if claimed and verdict is Admission.PROBE:
             self.breaker = breaker.hand_out_probe(
                 self.breaker, CONFIG, task_id=claimed[0].id, now=self.clock.now()
@@ -254,11 +265,25 @@ class Lifecycle(RuleBasedStateMachine):
         for found in claimed:
             task = self.tasks[found.id]
             assert task.status == "READY"
-            assert task.lock is None or task.lock not in locked
-            if task.lock:
-                locked.add(task.lock)
+            assert not self.lacks_a_lock(task, writers=set())
             task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
             assert found.epoch == task.epoch
+        if len(claimed) < room:
+            # Nothing that could run is left.
+            parked = self.look.execute("SELECT id, lock_key FROM lineshaft.task_live WHERE parked = 'lock'")
+            writers = {key for name, key in parked.fetchall() if not self.tasks[name].locks[key]}
+            assert all(
+                self.lacks_a_lock(task, writers) for task in self.tasks.values() if task.status == "READY"
+            )
+
+    def lacks_a_lock(self, task: Task, writers: set[str]) -> bool:
+        """`writers`: locks for which others wait that want them alone."""
+        held = [other.locks for other in self.tasks.values() if other.agent is not None]
+        return any(
+            any(key in locks and not (shared and locks[key]) for locks in held)
+            or (shared and key in writers and any(key in locks for locks in held))
+            for key, shared in task.locks.items()
+        )
 
     def let_go(self, name: str, status: str) -> Task:
         task = self.tasks[name]

@@ -82,9 +82,28 @@ LEFT JOIN lineshaft.breaker ON breaker.key = lane.type AND breaker.state <> 'clo
 LEFT JOIN lineshaft.slowdown ON slowdown.key = '*' AND slowdown.until > clock.now
 
 -- fragment: lock_refused
--- Whether a claim of the task `live` is refused its lock: `held` is the lock, `holder` the live row of the task that holds it.
+-- Whether a claim of the task `live`, which needs one lock alone, is refused it: `held` is the lock, `holder` the live row of the task that
+-- holds it. For other tasks: lineshaft.refused_lock_1.
 held.holder_task_id <> coalesce(live.lock_owner, live.id)
     AND (held.expires_at >= clock.now OR coalesce(holder.is_batch, false))
+
+-- fragment: has_locks
+-- Whether the claim of the task `live` still has the document locks that it was given.
+CASE
+    WHEN live.admission ? 'locks' THEN lineshaft.has_locks_1(live.lock_key, live.admission, live.lock_token)
+    ELSE (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key)
+END
+
+-- fragment: lock_closed
+-- Whether those that wait for the lock of `wanted` must go on waiting: it is held, and by readers only if a writer is among those that wait.
+EXISTS (
+    SELECT FROM lineshaft.lock
+    WHERE lock.key = wanted.lock_key AND (NOT lock.holder_task_id LIKE 'shared:%%' OR EXISTS (
+        SELECT FROM lineshaft.task_live AS writer
+        WHERE writer.lock_key = lock.key
+          AND writer.parked = 'lock' AND (writer.admission -> 'locks' ->> writer.lock_key) IS DISTINCT FROM 'true'
+    ))
+)
 
 -- fragment: slowdown_until
 -- The end of the longest slowdown of the models in the column `models_available`; `clock` has now.

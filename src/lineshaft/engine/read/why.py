@@ -383,6 +383,8 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} is held by another program "
             f"({_short(task['lock_holder'].removeprefix(OUTSIDE))}) until that releases it.",
         )
+    elif task["lock_refused"] and task["lock_readers"] is not None:
+        yield Reason(ReasonCode.LOCK_HELD, _shared_lock(task))
     elif task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
@@ -396,6 +398,17 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} was held and is free now: the promoter makes this task claimable at "
             "its next tick.",
         )
+
+
+def _shared_lock(task: Row) -> str:
+    key, readers = task["lock_key"], task["lock_readers"]
+    if not task["lock_shared"]:
+        return f"Lock {key!r} is shared by tasks {_listed(readers)}; this task gets it alone after them."
+    writer = f"task {task['lock_writer']}" if task["lock_writer"] else "a task"
+    return (
+        f"Lock {key!r} is shared by tasks {_listed(readers)}, and {writer} waits to have it alone: later "
+        "readers wait for that."
+    )
 
 
 def _paused_by(actor: str | None, reason: str | None) -> str:

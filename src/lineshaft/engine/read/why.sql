@@ -22,10 +22,23 @@ SELECT
     ) AS is_childless,
     -- Of a child of a list: how many of its children run at once.
     (SELECT batch.for_each->>'concurrency' FROM lineshaft.task AS batch WHERE batch.id = task.parent_id) AS turns,
-    live.lock_key,
+    coalesce(refused.key, live.lock_key) AS lock_key,
     held.holder_task_id AS lock_holder, held.agent_id AS lock_agent, held.expires_at AS lock_expires_at,
-    -- include: lock_refused
-    AS lock_refused,
+    CASE
+        WHEN live.admission ? 'locks' THEN refused.key IS NOT NULL
+        ELSE
+        -- include: lock_refused
+    END AS lock_refused,
+    CASE WHEN held.holder_task_id LIKE 'shared:%%' THEN ARRAY(
+        SELECT share.holder_task_id FROM lineshaft.lock_share AS share WHERE share.key = held.key ORDER BY share.holder_task_id LIMIT 100
+    ) END AS lock_readers,
+    live.admission -> 'locks' ->> coalesce(refused.key, live.lock_key) = 'true' AS lock_shared,
+    CASE WHEN held.holder_task_id LIKE 'shared:%%' THEN (
+        SELECT writer.id FROM lineshaft.task_live AS writer
+        WHERE writer.lock_key = held.key
+          AND writer.parked = 'lock' AND (writer.admission -> 'locks' ->> writer.lock_key) IS DISTINCT FROM 'true'
+        LIMIT 1
+    ) END AS lock_writer,
     dag.id AS dag_id, dag.budget_ceiling_usd, dag.spent_usd, dag.reserved_usd,
     -- include: barriers_of_type
     ,
@@ -48,7 +61,11 @@ LEFT JOIN lineshaft.instance
     AND instance.incarnation = coalesce(live.incarnation, ended.incarnation)
 LEFT JOIN lineshaft.wait ON wait.task_id = live.id AND wait.epoch = live.epoch AND live.status = 'PENDING' AND live.due_at IS NOT NULL
 LEFT JOIN lineshaft.lane ON lane.id = live.lane_id
-LEFT JOIN lineshaft.lock AS held ON held.key = live.lock_key
+LEFT JOIN LATERAL (
+    SELECT lineshaft.refused_lock_1(live.id, live.lock_owner, live.lock_key, live.admission -> 'locks', clock.now) AS key
+    WHERE live.admission ? 'locks' AND live.status = 'READY'
+) AS refused ON true
+LEFT JOIN lineshaft.lock AS held ON held.key = coalesce(refused.key, live.lock_key)
 LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
 LEFT JOIN lineshaft.dag ON dag.id = live.dag_id
 -- include: joined_barriers

@@ -63,7 +63,7 @@ class _LiveOwner(Struct, frozen=True):
     parent_id: str | None
     dag_id: str
     live_dag_id: str | None
-    lock_key: str | None
+    lock_keys: list[str]
     cost_usd: Decimal
     created_at: datetime
     created_by_token: str | None
@@ -275,7 +275,7 @@ class Keys:
             await connection.execute(_SQL["replace_task"], parameters)
         # Others may be the best waiters for the locks and for the money of DAGs now.
         ready = [task for _, task in replacements if task.status == Status.READY]
-        if keys := sorted({task.lock_key for task in ready if task.lock_key is not None}):
+        if keys := sorted({key for task in ready for key in task.lock_keys}):
             await unpark_lock_waiters(connection, keys)
         if dags := sorted({task.live_dag_id for task in ready if task.live_dag_id is not None}):
             await unpark_budget_waiters(connection, dags)
