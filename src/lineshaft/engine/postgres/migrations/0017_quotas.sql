@@ -60,9 +60,9 @@ COMMENT ON COLUMN lineshaft.quota_use.key IS 'The key; empty: all keys share the
 COMMENT ON COLUMN lineshaft.quota_use.amount IS 'How much, in units of the rate; reservations count in full until they are settled.';
 
 -- Which kinds of keys have quotas, as a sum, so that claims look for quotas only where there may be some: 1 type, 2 model, 4 account, 8 agent,
--- 16 tag, 32 keys of tasks.
+-- 16 tag, 32 keys of tasks. 64: there are tasks with a fair_key; 128: a quota bounds waiting tasks.
 ALTER TABLE lineshaft.limits ADD COLUMN quota_kinds integer NOT NULL DEFAULT 0;
-COMMENT ON COLUMN lineshaft.limits.quota_kinds IS 'Kinds of keys that quotas match, as a sum: 1 type, 2 model, 4 account, 8 agent, 16 tag, 32 keys of tasks.';
+COMMENT ON COLUMN lineshaft.limits.quota_kinds IS 'Kinds of keys that quotas match, as a sum: 1 type, 2 model, 4 account, 8 agent, 16 tag, 32 keys of tasks; 64: there are tasks with a fair_key; 128: a quota bounds waiting tasks.';
 
 ALTER TABLE lineshaft.task ADD COLUMN admission jsonb;
 COMMENT ON COLUMN lineshaft.task.admission IS 'Its quota_keys, fair_key and lock_keys, as keys, fair and locks; null: none.';
@@ -89,11 +89,34 @@ CREATE FUNCTION lineshaft.quota_patterns_1(p_key text) RETURNS text[] LANGUAGE s
 $$;
 COMMENT ON FUNCTION lineshaft.quota_patterns_1(text) IS 'The patterns of quotas that match a key.';
 
+-- Whether a quota limits claims: others limit submissions, what handlers acquire, or nothing.
+CREATE FUNCTION lineshaft.gates_claims_1(p_max_running integer, p_rate_unit text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_max_running IS NOT NULL OR p_rate_unit IS NOT DISTINCT FROM 'tasks'
+$$;
+COMMENT ON FUNCTION lineshaft.gates_claims_1(integer, text) IS 'Whether a quota limits claims.';
+
+-- The bit of limits.quota_kinds for the keys that a quota matches.
+CREATE FUNCTION lineshaft.quota_kind_1(p_match text) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE split_part(p_match, ':', 1)
+        WHEN p_match THEN 32
+        WHEN 'type' THEN 1 WHEN 'model' THEN 2 WHEN 'account' THEN 4 WHEN 'agent' THEN 8 WHEN 'tag' THEN 16
+        ELSE 32
+    END
+$$;
+COMMENT ON FUNCTION lineshaft.quota_kind_1(text) IS 'The bit of limits.quota_kinds for the keys that a quota matches.';
+
+-- The number of the part of a rate's window that an instant is in.
+CREATE FUNCTION lineshaft.part_1(p_at timestamptz, p_per_sec double precision) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT floor(extract(epoch FROM p_at) / (p_per_sec / 60))::bigint
+$$;
+COMMENT ON FUNCTION lineshaft.part_1(timestamptz, double precision) IS 'The number of the part of a rate''s window that an instant is in.';
+
 -- Whether a quota concerns all tasks of a lane, by their type or by the model that they are claimed for. `p_kinds` is limits.quota_kinds.
 CREATE FUNCTION lineshaft.lane_has_quota_1(p_kinds integer, p_type text, p_model text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT p_kinds & 3 <> 0 AND EXISTS (
         SELECT FROM lineshaft.quota
         WHERE quota.match = ANY (lineshaft.quota_patterns_1('type:' || p_type) || lineshaft.quota_patterns_1('model:' || p_model))
+          AND lineshaft.gates_claims_1(quota.max_running, quota.rate_unit)
     )
 $$;
 COMMENT ON FUNCTION lineshaft.lane_has_quota_1(integer, text, text) IS 'Whether a quota concerns all tasks of a lane.';
