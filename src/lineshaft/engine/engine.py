@@ -21,6 +21,7 @@ from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.outside import OutsideLocks, OutsideRows
 from lineshaft.engine.guards.pauses import Pauses
+from lineshaft.engine.guards.quotas import Quotas
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
 from lineshaft.engine.guards.task_types import TaskTypes
@@ -130,6 +131,7 @@ class Engine:
         self.limits = InstallationLimits(self.database)
         self.budgets = Budgets(self.database, transitions.locks, self.limits)
         self.pauses = Pauses(self.database)
+        self.quotas = Quotas(self.database)
 
         # Reads.
         self.read = Queries(self.database)

@@ -4,7 +4,8 @@ Several processes of two agents submit, claim, finish, fail, release, spawn, can
 sleep and wait for signals, which come before, meanwhile or never; processes fall silent, are superseded,
 restarted, or reported as dead by a sibling. After every step the database must say what the model says, and
 all counters and locks must add up. The guards are on: the circuit breaker of the one type there is must be
-where `model/breaker.py` says, and a slow-down holds everybody back. Gates on outputs are in
+where `model/breaker.py` says, a slow-down holds everybody back, and quotas of keys, of the type and of an
+agent are set, changed and deleted meanwhile. Gates on outputs are in
 `gated_machine.py`.
 """
 
@@ -29,6 +30,7 @@ from hypothesis.stateful import (
 
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
+from lineshaft.duties.quota_keeper import QuotaKeeper
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import DependentsRunningError, ForbiddenError, SupersededError
@@ -37,6 +39,7 @@ from lineshaft.model.admission import LockKey
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.operations.quotas import SetQuota
 from lineshaft.types import NewAgent
 from lineshaft.types.waits import NewSignal, NewSuspension
 from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure
@@ -48,6 +51,7 @@ MAX_ATTEMPTS = 2
 MAX_WAITS = 10
 #: Longer than any history.
 A_LONG_TIME = 10_000_000.0
+A_LOT = 1_000_000
 CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
 #: Much more than is ever spent, but claims have to look.
 RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
@@ -101,6 +105,8 @@ class Task:
     parent: str | None = None
     #: Its document locks: whether each is shared.
     locks: dict[str, bool] = field(default_factory=dict)
+    #: Its only quota key.
+    quota_key: str | None = None
     attempts: int = 0
     waits: int = 0
     epoch: int = 0
@@ -154,6 +160,8 @@ class Lifecycle(RuleBasedStateMachine):
         self.runner.run(self.engine.__aenter__())
         self.look = psycopg.connect(self.dsn, autocommit=True)
         self.names = count(1)
+        #: Limits by what they match, and whether all keys share one.
+        self.quotas: dict[tuple[str, bool], int] = {}
         #: Those that live, and those that were superseded or taken for dead.
         self.processes = [self.registered(agent, f"p{next(self.names)}") for agent in AGENTS]
         self.former: list[Process] = []
@@ -176,16 +184,22 @@ class Lifecycle(RuleBasedStateMachine):
         return any(task.status in statuses for task in self.tasks.values())
 
     def new_task(
-        self, upstream: set[str], locks: dict[str, bool] | None = None, gates: tuple[str, ...] = ()
+        self,
+        upstream: set[str],
+        locks: dict[str, bool] | None = None,
+        gates: tuple[str, ...] = (),
+        quota_key: str | None = None,
     ) -> NewTask:
         listed = tuple(Gate(method, "^good$" if method == "regex" else None) for method in gates)
         return NewTask(
             "t",
             depends_on=sorted(upstream),
             lock_keys=[LockKey(key, shared) for key, shared in (locks or {}).items()],
+            quota_keys=() if quota_key is None else (quota_key,),
             output=OutputContract(validation=listed) if listed else None,
             max_attempts=MAX_ATTEMPTS,
-            retry=RetrySpec(strategy="immediate"),
+            # Before the next promotion: a claim that comes short would promote what is due.
+            retry=RetrySpec(strategy="fixed", initial_delay_sec=0.5),
         )
 
     def add(
@@ -207,16 +221,22 @@ class Lifecycle(RuleBasedStateMachine):
                 task.needs.discard(name)
             task.settle()
 
-    @rule(data=st.data(), locks=st.sampled_from(LOCKS), keyed=st.booleans())
-    def submit(self, data: st.DataObject, locks: dict[str, bool], keyed: bool) -> None:
+    @rule(
+        data=st.data(),
+        locks=st.sampled_from(LOCKS),
+        quota_key=st.sampled_from([None, None, None, "k:a", "k:a", "k:b"]),
+        keyed=st.booleans(),
+    )
+    def submit(self, data: st.DataObject, locks: dict[str, bool], quota_key: str | None, keyed: bool) -> None:
         possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
         upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
         gates = data.draw(self.gates)
         key = f"k{next(self.names)}" if keyed else None
-        new = self.new_task(upstream, locks, gates).with_options(idempotency_key=key)
+        new = self.new_task(upstream, locks, gates, quota_key).with_options(idempotency_key=key)
         (found,) = self.runner.run(self.engine.submission.submit([new]))
         self.add(found.id, upstream, locks=locks)
         self.tasks[found.id].gates, self.tasks[found.id].key = gates, key
+        self.tasks[found.id].quota_key = quota_key
 
     @precondition(lambda self: any(task.key and task.status in LIVE for task in self.tasks.values()))
     @rule(data=st.data(), locks=st.sampled_from(LOCKS))
@@ -225,7 +245,7 @@ class Lifecycle(RuleBasedStateMachine):
         keyed = [name for name, task in self.tasks.items() if task.key and task.status in LIVE]
         name = data.draw(st.sampled_from(keyed))
         task, gates = self.tasks[name], data.draw(self.gates)
-        new = self.new_task(task.upstream, locks, gates)
+        new = self.new_task(task.upstream, locks, gates, task.quota_key)
         new = new.with_options(idempotency_key=task.key, on_conflict="replace_waiting")
         call = self.engine.submission.submit([new])
         waits = task.status in {"PENDING", "READY", "RETRYING"}
@@ -266,6 +286,7 @@ class Lifecycle(RuleBasedStateMachine):
             task = self.tasks[found.id]
             assert task.status == "READY"
             assert not self.lacks_a_lock(task, writers=set())
+            assert self.quota_room(task, agent) > 0
             task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
             assert found.epoch == task.epoch
         if len(claimed) < room:
@@ -273,7 +294,9 @@ class Lifecycle(RuleBasedStateMachine):
             parked = self.look.execute("SELECT id, lock_key FROM lineshaft.task_live WHERE parked = 'lock'")
             writers = {key for name, key in parked.fetchall() if not self.tasks[name].locks[key]}
             assert all(
-                self.lacks_a_lock(task, writers) for task in self.tasks.values() if task.status == "READY"
+                self.lacks_a_lock(task, writers) or self.quota_room(task, agent) <= 0
+                for task in self.tasks.values()
+                if task.status == "READY"
             )
 
     def lacks_a_lock(self, task: Task, writers: set[str]) -> bool:
@@ -284,6 +307,43 @@ class Lifecycle(RuleBasedStateMachine):
             or (shared and key in writers and any(key in locks for locks in held))
             for key, shared in task.locks.items()
         )
+
+    def quota_room(self, task: Task, agent: Process) -> int:
+        """How many more tasks the quotas of this task admit, if the agent takes it."""
+        held = [other for other in self.tasks.values() if other.agent is not None]
+
+        def room(match: str, n: int, *, shares: bool = False) -> int:
+            most = self.quotas.get((match, shares))
+            return A_LOT if most is None else most - n
+
+        rooms = [room("type:t", len(held))]
+        if task.quota_key is not None:
+            rooms.append(room("k:*", sum(other.quota_key == task.quota_key for other in held)))
+            rooms.append(room("k:*", sum(other.quota_key is not None for other in held), shares=True))
+        if agent.agent == "a1":
+            rooms.append(room("agent:a1", sum(other.agent.agent == "a1" for other in held if other.agent)))
+        return min(rooms)
+
+    @rule(
+        match=st.sampled_from(["k:*", "k:*", "type:t", "agent:a1"]),
+        shares=st.booleans(),
+        most=st.sampled_from([None, 0, 1, 1, 2, 3]),
+    )
+    def set_a_quota(self, match: str, shares: bool, most: int | None) -> None:
+        """`most`: None deletes it."""
+        shares = shares and match == "k:*"
+        name = f"{match[0]}-{shares}"
+        if most is None:
+            if self.quotas.pop((match, shares), None) is not None:
+                self.runner.run(self.engine.quotas.delete(name))
+            return
+        quota = SetQuota(name=name, match=match, each=not shares, max_running=most)
+        self.runner.run(self.engine.quotas.set(quota))
+        self.quotas[match, shares] = most
+
+    @rule()
+    def the_keeper_looks(self) -> None:
+        self.runner.run(QuotaKeeper(self.engine.quotas).run_once())
 
     def let_go(self, name: str, status: str) -> Task:
         task = self.tasks[name]

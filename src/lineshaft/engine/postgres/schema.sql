@@ -398,6 +398,7 @@ CREATE TABLE lineshaft.limits (
     by_hand jsonb NOT NULL DEFAULT '{}'::jsonb,
     judge_max_cost_usd numeric(20,6) NOT NULL DEFAULT 0.05,
     quota_kinds integer NOT NULL DEFAULT 0,
+    quota_lanes text[] DEFAULT '{}'::text[],
     CONSTRAINT limits_only_row_check CHECK (only_row),
     CONSTRAINT limits_velocity_action_check CHECK ((velocity_action = ANY (ARRAY['stop'::text, 'pause'::text]))),
     CONSTRAINT possible_limits CHECK ((reserved_usd >= (0)::numeric)),
@@ -489,6 +490,14 @@ CREATE TABLE lineshaft.quota_use (
     key text COLLATE "C" NOT NULL,
     amount numeric(20,6) NOT NULL,
     CONSTRAINT quota_use_pkey PRIMARY KEY (quota, key, part)
+);
+
+-- When tasks that wait for quotas are looked at again.
+CREATE TABLE lineshaft.quota_wake (
+    at timestamp with time zone NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    CONSTRAINT quota_wake_pkey PRIMARY KEY (quota, key)
 );
 
 -- Decisions about dead letters.
@@ -902,6 +911,7 @@ CREATE INDEX notification_of_message ON lineshaft.notification USING btree (mess
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
+CREATE INDEX quota_wake_at ON lineshaft.quota_wake USING btree (at);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
 CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);
@@ -930,6 +940,7 @@ CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation,
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
 CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key, lane_id, rank, submission_no) WHERE (parked_key IS NOT NULL);
+CREATE INDEX task_live_quota_keys ON lineshaft.task_live USING gin (((admission -> 'keys'::text))) WHERE (admission IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_waiting_writer ON lineshaft.task_live USING btree (lock_key) WHERE ((parked = 'lock'::text) AND (((admission -> 'locks'::text) ->> lock_key) IS DISTINCT FROM 'true'::text));
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
@@ -973,6 +984,7 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
+FUNCTION lineshaft.admit_1(integer,text[],text[],text[],text[],text,integer,timestamp with time zone)
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
 FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
@@ -988,6 +1000,10 @@ FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
 FUNCTION lineshaft.first_lock_1(text,jsonb)
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
+FUNCTION lineshaft.full_queues_1(text[],bigint[])
+FUNCTION lineshaft.full_quotas_1(text[],timestamp with time zone)
+FUNCTION lineshaft.gates_claims_1(integer,text)
+FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
 FUNCTION lineshaft.has_locks_1(text,jsonb,bigint)
 FUNCTION lineshaft.is_barred_1(text,text[])
 FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
@@ -995,15 +1011,29 @@ FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.keep_locks_1(text[])
-FUNCTION lineshaft.lane_has_quota_1(text,text)
+FUNCTION lineshaft.lane_has_quota_1(integer,text[],text,text)
+FUNCTION lineshaft.lane_keys_1(text,text,text,text)
 FUNCTION lineshaft.lock_keys_1(text,jsonb)
 FUNCTION lineshaft.locks_of_1(text,text,text,jsonb)
+FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
+FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.parking_keys_1(jsonb,text[])
+FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
+FUNCTION lineshaft.quota_kind_1(text)
+FUNCTION lineshaft.quota_name_1(text,text)
+FUNCTION lineshaft.quota_of_lane_1(text,text)
 FUNCTION lineshaft.quota_patterns_1(text)
+FUNCTION lineshaft.quota_room_1(text,text,integer,numeric,double precision,timestamp with time zone)
+FUNCTION lineshaft.quota_wake_at_1(lineshaft.quota,text,timestamp with time zone)
+FUNCTION lineshaft.quotas_of_1(text[])
 FUNCTION lineshaft.raise_paths_1(text[],smallint[],timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.rate_free_at_1(text,text,numeric,double precision,numeric,timestamp with time zone)
+FUNCTION lineshaft.rate_used_1(text,text,double precision,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
+FUNCTION lineshaft.refuse_unchecked_1()
 FUNCTION lineshaft.refused_lock_1(text,text,text,jsonb,timestamp with time zone,text[])
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.release_locks_1(text[],text[],bigint[],timestamp with time zone)
@@ -1011,7 +1041,12 @@ FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)
+FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
+FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
 FUNCTION lineshaft.take_locks_1(text,timestamp with time zone,text[],text[],text[],jsonb[],double precision[])
+FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
+FUNCTION lineshaft.waiting_1(text,text,bigint)
+FUNCTION lineshaft.wake_lanes_1(integer[])
 FUNCTION lineshaft.within_limit_1(numeric,numeric)
 POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)

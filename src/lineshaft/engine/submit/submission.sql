@@ -9,6 +9,10 @@ FROM (
 ) AS moved
 HAVING count(*) > 0
 
+-- name: full_queues
+-- Before anything is written.
+SELECT bounds, quota, key, most, waiting, added FROM lineshaft.full_queues_1(%(keys)s::text[], %(counts)s::bigint[])
+
 -- name: read_clock
 -- A bulk submission computes ranks in Python. Here and below the transaction gets its xid before it reads the generation number, so that
 -- close_generations knows that it is going to write there.

@@ -17,7 +17,7 @@ from lineshaft.engine.claim.fast_path import FastClaim, FastPath
 from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.live import spending, velocity
-from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.parking import look_at_quotas, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.live.task_locks import LOCK_DEPENDENTS, LockedTask, claim_columns, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -61,6 +61,7 @@ class _Completed(Protocol):
     lock_key: str | None
     #: Document locks that it had together, or with readers; None: it had none.
     released_together: list[str] | None
+    has_slots: bool
     #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
     breakers: list[str] | None
 
@@ -112,6 +113,8 @@ class Acceptance:
         released.update(key for task in completed for key in task.released_together or ())
         if released:
             await unpark_lock_waiters(connection, sorted(released))
+        if freed := [task.id for task in completed if task.has_slots]:
+            look_at_quotas(connection, self._transitions.now, ids=freed)
         if dags := sorted({task.dag_id for task in completed if task.dag_needs_care and task.dag_id}):
             await unpark_budget_waiters(connection, dags)
             await judge_dags(connection, self._transitions.now, dags)

@@ -32,7 +32,7 @@ gone AS (
         greatest(input.cost, live.attempt_cost_usd),
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       ))
-    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.admission, live.lock_owner, live.lock_token, live.ready_at, live.claimed_at, live.started_at,
+    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.admission, live.lock_owner, live.lock_token, live.has_slots, live.ready_at, live.claimed_at, live.started_at,
         live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
         live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
@@ -142,7 +142,7 @@ SELECT
             SELECT token FROM lock_released UNION ALL SELECT token FROM lock_kept UNION ALL SELECT token FROM released_together
         )
     END AS lock_lost,
-    gone.lock_key,
+    gone.lock_key, gone.has_slots,
     CASE WHEN gone.lock_key IS NOT NULL THEN ARRAY(
         SELECT key FROM released_together WHERE is_gone AND holder_task_id = gone.id
     ) END AS released_together,
