@@ -29,7 +29,7 @@ from tests.world import ref
 
 WORLDS = 24
 #: Of the worlds in which something can be claimed or completed, at least this share goes each way.
-LEAST_SHARE = 0.3
+LEAST_SHARE = 0.2
 _NOW = datetime(2030, 1, 1, tzinfo=UTC)
 COMPLETE = catalog.load("lineshaft.engine.transition.complete")
 

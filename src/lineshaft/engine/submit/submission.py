@@ -24,7 +24,7 @@ from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import column_literal
 from lineshaft.engine.postgres.pipeline import pipelined
-from lineshaft.engine.postgres.rows import fetch_row
+from lineshaft.engine.postgres.rows import fetch_row, fetch_rows
 from lineshaft.engine.submit.bulk import UniformTasks
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
