@@ -14,6 +14,7 @@ from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
 from lineshaft.engine.artifacts.artifacts import ArtifactRegistry
 from lineshaft.engine.feed.partitions import Partitions, Period
+from lineshaft.engine.guards.reservations import Reservations
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.sessions import Sessions
@@ -32,6 +33,7 @@ class Janitor(Struct, frozen=True):
     tally: Tally
     sources: SourceRegistry
     sessions: Sessions
+    reservations: Reservations
     #: How long finished tasks are kept; None: forever.
     keep_tasks: timedelta | None = None
     #: How long events are kept; None: forever.
@@ -92,6 +94,11 @@ class Janitor(Struct, frozen=True):
             self.keep_firings.total_seconds(), self.batch
         )
         counts["sessions deleted"] += await self.sessions.forget(self.batch)
+        while True:
+            ended = await self.reservations.forget(self.batch)
+            counts["ended reservations deleted"] += ended
+            if ended < self.batch:
+                break
         await self.maintenance.sweep_generations(self.batch)
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
         if self.artifacts is not None:

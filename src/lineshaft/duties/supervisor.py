@@ -42,6 +42,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             Tally(engine.database),
             engine.sources,
             engine.sessions,
+            engine.reservations,
             keep_tasks=_days(settings.keep_tasks_days),
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),

@@ -36,6 +36,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: With invalid_transition on a dead letter that is already resolved: how, and by whom.
     resolution: str | None = None
     reviewer: str | None = None
+    #: With rate_limited: when there is room again, to the fraction of a second.
+    retry_after_sec: float | None = None
 
     @classmethod
     def of(cls, error: LineshaftError, *, code: str, status: int, request_id: str | None = None) -> "Problem":
@@ -57,6 +59,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
             else None,
             resolution=None if reviewed is None else reviewed.resolution,
             reviewer=None if reviewed is None else reviewed.reviewer,
+            retry_after_sec=error.retry_after_sec if isinstance(error, errors.RateLimitedError) else None,
         )
 
     @property
@@ -74,6 +77,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return errors.AlreadyReviewedError(
                     self.detail, resolution=self.resolution, reviewer=self.reviewer
                 )
+            case errors.RateLimitedError.code:
+                return errors.RateLimitedError(self.detail, retry_after_sec=self.retry_after_sec)
             case errors.UnauthorizedError.code:
                 return errors.UnauthorizedError(f"{self.detail.removesuffix('.')}. {_WHERE_TO_PUT_IT}")
         kind = _KINDS.get(self.code)

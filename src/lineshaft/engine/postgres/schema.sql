@@ -480,6 +480,23 @@ CREATE TABLE lineshaft.quota_use (
     CONSTRAINT quota_use_pkey PRIMARY KEY (quota, key, part)
 );
 
+-- What handlers have acquired of quotas with rates; each ends with its claim.
+CREATE TABLE lineshaft.reservation (
+    taken_at timestamp with time zone NOT NULL,
+    part bigint NOT NULL,
+    per_sec double precision NOT NULL,
+    epoch integer NOT NULL,
+    is_settled boolean NOT NULL DEFAULT false,
+    id text COLLATE "C" NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C",
+    unit text NOT NULL,
+    amount numeric(20,6) NOT NULL,
+    CONSTRAINT reservation_pkey PRIMARY KEY (id, quota)
+);
+
 -- Decisions about dead letters.
 CREATE TABLE lineshaft.review (
     no bigint GENERATED ALWAYS AS IDENTITY,
@@ -888,6 +905,8 @@ CREATE INDEX notification_of_message ON lineshaft.notification USING btree (mess
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
+CREATE UNIQUE INDEX reservation_idempotency_key ON lineshaft.reservation USING btree (task_id, epoch, idempotency_key, quota);
+CREATE INDEX reservation_open ON lineshaft.reservation USING btree (quota, taken_at) WHERE (NOT is_settled);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
 CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);
@@ -958,6 +977,7 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
+FUNCTION lineshaft.acquire_1(text,integer,text,text,text,jsonb,timestamp with time zone)
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
 FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
@@ -979,6 +999,7 @@ FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.lane_has_quota_1(integer,text,text)
+FUNCTION lineshaft.lock_use_1(text,text)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
@@ -992,6 +1013,8 @@ FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)
+FUNCTION lineshaft.room_at_1(text,text,numeric,double precision,numeric,timestamp with time zone)
+FUNCTION lineshaft.settle_1(text,integer,text,jsonb,jsonb,timestamp with time zone)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
 FUNCTION lineshaft.within_limit_1(numeric,numeric)
 POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)
