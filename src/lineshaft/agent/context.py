@@ -357,11 +357,11 @@ class TaskContext(_Context):
         tokens: Decimal | float | None = None,
         usd: Decimal | float | None = None,
     ) -> AsyncIterator[QuotaUse]:
-        """Reserve what the block uses of the quotas of a key: `async with ctx.quota("model:m", tokens=2000) as q`.
+        """Reserve what the block uses of a key's rates: `async with ctx.quota("model:m", tokens=2000) as q`.
 
-        It waits until there is room, as long as the attempt may last. `q.settle(tokens=1480)` reports what was
-        really used, which is booked when the block ends; without it what was reserved counts. A key is any
-        that a quota matches: `model:NAME`, `type:NAME`, or one of your own.
+        It waits until there is room, as long as the attempt may last. `q.settle(tokens=1480)` reports what
+        was really used, which is booked when the block ends; without it, what was reserved counts. A key is
+        any that a quota matches: `model:NAME`, `type:NAME`, or one of your own.
         """
         use = await self._execution.quotas.acquire(key, Units(requests, tokens, usd))
         try:

@@ -94,11 +94,7 @@ class Janitor(Struct, frozen=True):
             self.keep_firings.total_seconds(), self.batch
         )
         counts["sessions deleted"] += await self.sessions.forget(self.batch)
-        while True:
-            ended = await self.reservations.forget(self.batch)
-            counts["ended reservations deleted"] += ended
-            if ended < self.batch:
-                break
+        counts["ended reservations deleted"] += await self.reservations.forget(self.batch)
         await self.maintenance.sweep_generations(self.batch)
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
         if self.artifacts is not None:

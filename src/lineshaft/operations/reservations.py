@@ -47,9 +47,9 @@ class Acquire(OfClaim, frozen=True, kw_only=True):
 async def acquire(engine: Engine, request: Acquire) -> Reservation:
     """Reserve units of the rates of a key, all of them or none.
 
-    Without room within `wait_sec`: 429 `rate_limited`, and `Retry-After` says when there is. More than a quota
-    ever allows: 422. `reservation` is null if no quota of the key counts any of the units. A reservation ends
-    with its claim; until it is settled, it counts in full.
+    Without room within `wait_sec`: 429 `rate_limited`, and `Retry-After` says when there is. More than a
+    quota ever allows: 422. `reservation` is null if no quota of the key counts any of the units. A
+    reservation ends with its claim; until it is settled, it counts in full.
     """
     new = NewReservation(await _claim(engine, request), request.key, request.units, request.idempotency_key)
     return Reservation(await engine.reservations.acquire(new, wait_sec=request.wait_sec))
@@ -81,7 +81,7 @@ async def _claim(engine: Engine, request: OfClaim) -> ClaimRef:
     claim = (await engine.claim_key.tokens()).find(request.task_id, request.claim_token)
     if claim is None:
         raise StaleClaimError(
-            f"The claim_token is not valid for task {request.task_id}. Send the claim_token that the claim of "
-            "this task returned, unchanged."
+            f"The claim_token is not valid for task {request.task_id}. Send the claim_token that the claim "
+            "of this task returned, unchanged."
         )
     return claim

@@ -77,12 +77,13 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return errors.AlreadyReviewedError(
                     self.detail, resolution=self.resolution, reviewer=self.reviewer
                 )
-            case errors.RateLimitedError.code:
-                return errors.RateLimitedError(self.detail, retry_after_sec=self.retry_after_sec)
             case errors.UnauthorizedError.code:
                 return errors.UnauthorizedError(f"{self.detail.removesuffix('.')}. {_WHERE_TO_PUT_IT}")
         kind = _KINDS.get(self.code)
-        return self._of_newer_server if kind is None else kind(self.detail)
+        error = self._of_newer_server if kind is None else kind(self.detail)
+        if isinstance(error, errors.RateLimitedError):
+            error.retry_after_sec = self.retry_after_sec
+        return error
 
     @property
     def _of_newer_server(self) -> LineshaftError:

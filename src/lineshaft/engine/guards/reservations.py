@@ -1,7 +1,7 @@
 """Reservations: a handler acquires what it may use of the rates of a key, uses it, and settles.
 
-A reservation is booked in the part of the window in which it was acquired, for each quota of its key at once or
-for none. Nothing has to be given back: what a lost claim has booked counts in full until it drops out of the
+A reservation is booked in the part of the window in which it was acquired, in all quotas of its key or in
+none. Nothing has to be given back: what a lost claim has booked counts in full until it drops out of the
 window. A call that waits holds neither a connection nor a transaction. Within a process those who wait for a
 key take turns: only the first looks, so that a large reservation isn't passed by small ones for ever.
 """
@@ -122,8 +122,8 @@ class Reservations:
                 await self._refuse(connection, claim, "settle a reservation of")
             if verdict == "unknown":
                 raise NotFoundError(
-                    f"Task {claim.id} has no reservation {settlement.reservation!r} in this claim. Send the one "
-                    "that acquire returned."
+                    f"Task {claim.id} has no reservation {settlement.reservation!r} in this claim. Send "
+                    "the one that acquire returned."
                 )
 
         await self._database.run(work)
@@ -139,10 +139,15 @@ class Reservations:
             parameters = {"quota": quota, "limit": limit}
             return await fetch_rows(connection, OpenReservation, _SQL["open_reservations"], parameters)
 
-    async def forget(self, limit: int) -> int:
-        """Delete reservations of ended claims; returns how many."""
-        async with self._database.connection() as connection:
-            return len(await fetch_column(connection, _SQL["delete_ended_reservations"], {"limit": limit}))
+    async def forget(self, batch: int) -> int:
+        """Delete reservations of ended claims, so many in a transaction; returns how many in all."""
+        total = 0
+        while True:
+            async with self._database.connection() as connection:
+                deleted = await fetch_column(connection, _SQL["delete_ended_reservations"], {"limit": batch})
+            total += len(deleted)
+            if len(deleted) < batch:
+                return total
 
 
 def _json(units: Units) -> str:
