@@ -47,11 +47,8 @@ class QuotaUse:
         )
 
     @property
-    def settlement(self) -> Settlement | None:
-        """What to book; None: what was reserved stays booked."""
-        settlement = self._settlement
-        is_reported = settlement.units.stated or settlement.remaining.stated
-        return settlement if settlement.reservation is not None and is_reported else None
+    def settlement(self) -> Settlement:
+        return self._settlement
 
 
 class Quotas:
@@ -69,6 +66,6 @@ class Quotas:
         await self._lease.hold()
         return QuotaUse(Settlement(self._writes.claim, reservation))
 
-    async def settle(self, use: QuotaUse) -> None:
-        if (settlement := use.settlement) is not None:
+    async def settle(self, settlement: Settlement) -> None:
+        if settlement.reservation is not None and settlement.is_reported:
             await self._writes.settle(settlement)

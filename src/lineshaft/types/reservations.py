@@ -72,22 +72,28 @@ class Settlement(Struct, frozen=True):
         self.units.check()
         self.remaining.check("remaining")
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether it states anything; otherwise what was reserved stays booked."""
+        return bool(self.units.stated or self.remaining.stated)
+
 
 class Reservation(Struct, frozen=True):
     #: Null: no quota of the key counts any of the units.
     reservation: str | None
 
 
-class OpenReservation(Struct, frozen=True):
-    """What a held task has acquired and not settled."""
+class QuotaUser(Struct, frozen=True):
+    """A held task that has acquired some of a rate."""
 
-    id: str
     task_id: str
     #: Null: all matching keys share the limit.
     key: str | None
-    unit: str
+    agent_id: str
+    #: Within the window.
     amount: Decimal
-    since: datetime
+    reservations: int
+    last_at: datetime
 
 
 #: What providers call what is left, and the unit.

@@ -19,7 +19,7 @@ from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
 from lineshaft.errors import InvalidInputError, NotFoundError, RateLimitedError
 from lineshaft.ids import new_id
-from lineshaft.types.reservations import NewReservation, OpenReservation, Settlement, Units
+from lineshaft.types.reservations import NewReservation, QuotaUser, Settlement, Units
 from lineshaft.types.work import ClaimRef
 
 _SQL = catalog.load(__name__)
@@ -133,11 +133,11 @@ class Reservations:
         refused.unwrap()
         raise AssertionError("a claim that isn't held is refused")
 
-    async def open(self, quota: str, *, limit: int) -> list[OpenReservation]:
-        """What held tasks have acquired of a quota and not settled, the oldest first."""
+    async def users(self, quota: str, *, limit: int) -> list[QuotaUser]:
+        """Held tasks and what they have acquired of a quota within its window, whoever has most first."""
         async with self._database.connection() as connection:
-            parameters = {"quota": quota, "limit": limit}
-            return await fetch_rows(connection, OpenReservation, _SQL["open_reservations"], parameters)
+            parameters = {**self._database.now, "quota": quota, "limit": limit}
+            return await fetch_rows(connection, QuotaUser, _SQL["users"], parameters)
 
     async def forget(self, batch: int) -> int:
         """Delete reservations of ended claims, so many in a transaction; returns how many in all."""

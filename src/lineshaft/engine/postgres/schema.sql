@@ -486,7 +486,6 @@ CREATE TABLE lineshaft.reservation (
     part bigint NOT NULL,
     per_sec double precision NOT NULL,
     epoch integer NOT NULL,
-    is_settled boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     quota text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -906,7 +905,7 @@ CREATE INDEX notification_sent ON lineshaft.notification USING btree (destinatio
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
 CREATE UNIQUE INDEX reservation_idempotency_key ON lineshaft.reservation USING btree (task_id, epoch, idempotency_key, quota);
-CREATE INDEX reservation_open ON lineshaft.reservation USING btree (quota, taken_at) WHERE (NOT is_settled);
+CREATE INDEX reservation_quota ON lineshaft.reservation USING btree (quota, taken_at);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
 CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);

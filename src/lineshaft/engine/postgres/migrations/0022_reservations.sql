@@ -6,7 +6,6 @@ CREATE TABLE lineshaft.reservation (
     part bigint NOT NULL,
     per_sec double precision NOT NULL,
     epoch integer NOT NULL,
-    is_settled boolean NOT NULL DEFAULT false,
     id text COLLATE "C" NOT NULL,
     quota text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -17,13 +16,12 @@ CREATE TABLE lineshaft.reservation (
     CONSTRAINT reservation_pkey PRIMARY KEY (id, quota)
 );
 CREATE UNIQUE INDEX reservation_idempotency_key ON lineshaft.reservation (task_id, epoch, idempotency_key, quota);
-CREATE INDEX reservation_open ON lineshaft.reservation (quota, taken_at) WHERE NOT is_settled;
+CREATE INDEX reservation_quota ON lineshaft.reservation (quota, taken_at);
 COMMENT ON TABLE lineshaft.reservation IS 'What handlers have acquired of quotas with rates; each ends with its claim.';
 COMMENT ON COLUMN lineshaft.reservation.taken_at IS 'When it was acquired.';
 COMMENT ON COLUMN lineshaft.reservation.part IS 'The part of the window that it is booked in, as in quota_use.';
 COMMENT ON COLUMN lineshaft.reservation.per_sec IS 'The length of the window, in seconds, that the part belongs to.';
 COMMENT ON COLUMN lineshaft.reservation.epoch IS 'The claim.';
-COMMENT ON COLUMN lineshaft.reservation.is_settled IS 'Its holder has reported what was used.';
 COMMENT ON COLUMN lineshaft.reservation.id IS 'Its id.';
 COMMENT ON COLUMN lineshaft.reservation.quota IS 'The quota.';
 COMMENT ON COLUMN lineshaft.reservation.key IS 'The key, as in quota_use; empty: all keys share the limit.';
@@ -194,8 +192,6 @@ BEGIN
             END IF;
         END IF;
     END LOOP;
-    UPDATE lineshaft.reservation AS mine
-    SET amount = coalesce((p_units ->> mine.unit)::numeric, mine.amount), is_settled = true
-    WHERE mine.id = p_id;
+    UPDATE lineshaft.reservation AS mine SET amount = coalesce((p_units ->> mine.unit)::numeric, mine.amount) WHERE mine.id = p_id;
 END $$;
 COMMENT ON FUNCTION lineshaft.settle_1(text, integer, text, jsonb, jsonb, timestamptz) IS 'Books what a reservation has really used.';
