@@ -1,7 +1,6 @@
 """Reservations: what a handler may use of the rates of a key, before it uses it."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -81,19 +80,6 @@ class Settlement(Struct, frozen=True):
 class Reservation(Struct, frozen=True):
     #: Null: no quota of the key counts any of the units.
     reservation: str | None
-
-
-class QuotaUser(Struct, frozen=True):
-    """A held task that has acquired some of a rate."""
-
-    task_id: str
-    #: Null: all matching keys share the limit.
-    key: str | None
-    agent_id: str
-    #: Within the window.
-    amount: Decimal
-    reservations: int
-    last_at: datetime
 
 
 #: What providers call what is left, and the unit.

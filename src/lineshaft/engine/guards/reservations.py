@@ -16,10 +16,10 @@ from msgspec import Struct
 from lineshaft.engine.live.task_locks import TaskLocks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows, fetch_value
+from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_value
 from lineshaft.errors import InvalidInputError, NotFoundError, RateLimitedError
 from lineshaft.ids import new_id
-from lineshaft.types.reservations import NewReservation, QuotaUser, Settlement, Units
+from lineshaft.types.reservations import NewReservation, Settlement, Units
 from lineshaft.types.work import ClaimRef
 
 _SQL = catalog.load(__name__)
@@ -132,12 +132,6 @@ class Reservations:
         (refused,) = await self._locks.refuse(connection, [claim], verb)
         refused.unwrap()
         raise AssertionError("a claim that isn't held is refused")
-
-    async def users(self, quota: str, *, limit: int) -> list[QuotaUser]:
-        """Held tasks and what they have acquired of a quota within its window, whoever has most first."""
-        async with self._database.connection() as connection:
-            parameters = {**self._database.now, "quota": quota, "limit": limit}
-            return await fetch_rows(connection, QuotaUser, _SQL["users"], parameters)
 
     async def forget(self, batch: int) -> int:
         """Delete reservations of ended claims, so many in a transaction; returns how many in all."""
