@@ -84,7 +84,11 @@ def list_(args: argparse.Namespace) -> int:
         ("NAME", "KEY", "RUNNING", "WAITING", "USED"),
         lambda quota: (
             *(quota.name, quota.match if quota.each else f"{quota.match}, shared"),
-            *(_of(quota.running, quota.max_running), _of(quota.waiting, quota.max_waiting), _used(quota)),
+            *(
+                _of(quota, quota.running, quota.max_running),
+                _of(quota, quota.waiting, quota.max_waiting),
+                _used(quota),
+            ),
         ),
         empty=f"No quotas in {args.place}.",
     )
@@ -160,8 +164,8 @@ def _facts(quota: "Quota") -> list[tuple[str, str]]:
     facts = [
         ("Quota", quota.name),
         ("Key", f"{quota.match}{shared}"),
-        ("Running", _of(quota.running, quota.max_running)),
-        ("Waiting", _of(quota.waiting, quota.max_waiting)),
+        ("Running", _of(quota, quota.running, quota.max_running)),
+        ("Waiting", _of(quota, quota.waiting, quota.max_waiting)),
     ]
     if quota.rate is not None:
         facts.append(("Used", _used(quota)))
@@ -170,8 +174,11 @@ def _facts(quota: "Quota") -> list[tuple[str, str]]:
     return facts
 
 
-def _of(number: int, limit: int | None) -> str:
-    return f"{number}" if limit is None else f"{number} of {limit}"
+def _of(quota: "Quota", number: int, limit: int | None) -> str:
+    if limit is None:
+        return f"{number}"
+    is_each = quota.each and quota.match.endswith("*")
+    return f"{number}, {limit} each" if is_each else f"{number} of {limit}"
 
 
 def _used(quota: "Quota") -> str:
