@@ -61,7 +61,6 @@ def janitor(engine: Engine, *, keep_tasks: timedelta | None = None) -> Janitor:
         tally,
         engine.sources,
         engine.sessions,
-        engine.reservations,
         keep_tasks=keep_tasks,
     )
 

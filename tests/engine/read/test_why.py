@@ -420,6 +420,7 @@ def would_be_claimed(
                 "probing": None,
                 "follows": None,
                 "follows_epoch": None,
+                "ahead": 0,
                 "passed_over": [],
                 "daily_budget": None,
             },

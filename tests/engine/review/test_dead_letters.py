@@ -253,7 +253,6 @@ async def test_retention_leaves_what_was_ever_dead(world: World) -> None:
         tally,
         engine.sources,
         engine.sessions,
-        engine.reservations,
         keep_tasks=timedelta(days=1),
     ).run_once()
 

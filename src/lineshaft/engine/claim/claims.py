@@ -27,7 +27,7 @@ from lineshaft.engine.guards.breakers import MODEL, Breakers
 from lineshaft.engine.guards.locks import LOCK_TTL_SEC
 from lineshaft.engine.guards.outside import OutsideLocks
 from lineshaft.engine.guards.task_types import TaskTypes
-from lineshaft.engine.live.parking import unpark_lock_waiters
+from lineshaft.engine.live.parking import look_at_quotas, unpark_lock_waiters
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
@@ -57,6 +57,10 @@ _CLOSE_AFTER = 500
 _MOVED_AT_ONCE = 5_000
 #: A claim that would come back short promotes this many due tasks first; the promoter does the rest.
 _PROMOTED_AT_ONCE = 1_000
+
+
+#: How many tasks are parked with one whose quota is full, if their quotas are, too: more with each round.
+_FIRST_AHEAD, _MOST_AHEAD = 10, 2_000
 
 
 class Upkeep(Protocol):
@@ -92,6 +96,8 @@ class _Outcome(Protocol):
     missed: bool
     #: Tasks that have a document lock, but weren't claimed.
     stranded: list[str]
+    #: What quotas count for tasks that weren't claimed: to be looked at after the commit.
+    looks: list[str] | None
     #: A breaker may be probed.
     probe_due: bool
     #: There were fewer tasks than asked for, but the delay of another one has passed.
@@ -297,6 +303,8 @@ class Claims:
             if len(tasks) == limit or rounds == _ROUNDS:
                 return outcome
             if outcome.again or outcome.contested or outcome.stranded:
+                if outcome.looks:
+                    parameters["ahead"] = min(4 * parameters["ahead"] + _FIRST_AHEAD, _MOST_AHEAD)
                 parameters["passed_over"] = [*parameters["passed_over"], *outcome.contested]
                 continue
             if outcome.due and not promoted:
@@ -451,6 +459,7 @@ class Claims:
             "follows": None if follows is None else follows.id,
             "follows_epoch": None if follows is None else follows.epoch,
             "passed_over": [],
+            "ahead": 0,
             "lock_ttl": LOCK_TTL_SEC,
             "probing": None,
         }
@@ -511,6 +520,8 @@ class Claims:
         _, rows = await pipelined(connection, (_SQL["lock_day"], {}), call, named=False)
         row = row_type(_SQL["claim_tasks"])
         outcome: _Outcome = row._make(rows[0])
+        if outcome.looks:
+            look_at_quotas(connection, self._database.now, names=outcome.looks)
         agent_id = parameters["agent_id"]
         if outcome.probe_due:
             self._probers.add(agent_id)

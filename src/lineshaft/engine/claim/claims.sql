@@ -5,7 +5,7 @@
 -- name: claim_tasks
 -- Claims up to `limit` tasks, best first, and with `start` starts them too; or only `task_id`. With `probing` it claims only tasks that these
 -- breakers hold back: the caller makes each the probe of its breaker.
--- `passed_over` are parts of lanes (see `part`) that other claims locked in an earlier round.
+-- `passed_over` are parts of lanes (see `part`) that other claims locked in an earlier round. `ahead` is for admit_1.
 --
 -- Every look-up of READY tasks uses task_live_claimable, (generation, lane_id, rank, submission_no): one probe for the head of each lane
 -- with work, then no more rows than are claimed. OFFSET 0 keeps the planner from turning the probes into a join over the whole table,
@@ -42,7 +42,7 @@ funds AS MATERIALIZED (
         least((SELECT money FROM own_budget), limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)) AS money,
         EXISTS (SELECT FROM own_budget) AS of_agent,
         limits.daily_budget_usd IS NOT NULL AS of_day,
-        limits.default_max_cost_usd
+        limits.default_max_cost_usd, limits.quota_kinds
     FROM lineshaft.limits
     LEFT JOIN lineshaft.spend ON spend.day = (SELECT (now AT TIME ZONE 'UTC')::date FROM clock)
 ),
@@ -78,13 +78,16 @@ found AS MATERIALIZED (
 -- Those with tasks for agents like this one.
 suitable AS MATERIALIZED (
     SELECT
-        found.lane_id AS id, found.generation, found.rank, found.submission_no, chosen.model,
+        found.lane_id AS id, found.generation, found.rank, found.submission_no, lane.type, chosen.model,
+        -- How many of its tasks the quotas of the lane admit; NULL: it has none.
+        quotas.room,
         lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
         -- There is money for some of its tasks, but not for all of them, nor for two of any.
         coalesce(funds.money < 2 * lane.cost_from_usd, false) AS is_scarce,
         -- Whether this agent may claim them now.
         (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
         AND lineshaft.affords_1(funds.money, lane.cost_from_usd, funds.default_max_cost_usd)
+        AND coalesce(quotas.room > 0, true)
         AND (
             %(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[])
             OR coalesce('model:' || chosen.model = ANY (%(probing)s::text[]), false)
@@ -95,6 +98,12 @@ suitable AS MATERIALIZED (
     CROSS JOIN found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     CROSS JOIN LATERAL (SELECT lineshaft.chosen_model_1(lane.models, me.models_available, barred.keys) AS model OFFSET 0) AS chosen
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN funds.quota_kinds & 15 <> 0 THEN lineshaft.room_for_1(
+            lineshaft.lane_keys_1(lane.type, chosen.model, NULL, %(agent_id)s::text), (SELECT now FROM clock)
+        ) END AS room
+        OFFSET 0
+    ) AS quotas
     WHERE me.room > 0
       AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available)
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
@@ -107,11 +116,11 @@ due_breaker AS MATERIALIZED (
 ),
 head AS MATERIALIZED (
     SELECT
-        suitable.id, suitable.generation, suitable.aged, suitable.model,
+        suitable.id, suitable.generation, suitable.aged, suitable.type, suitable.model, suitable.room IS NOT NULL AS has_quota,
         -- To a millionth: lanes of different rates agree on what is equal, and then the order of submission decides.
         round((coalesce(affordable.rank, suitable.rank) - suitable.aged) * 1e6) AS effective,
         coalesce(affordable.submission_no, suitable.submission_no) AS submission_no,
-        CASE WHEN suitable.is_scarce THEN 1 ELSE (SELECT room FROM me) END AS most,
+        CASE WHEN suitable.is_scarce THEN 1 ELSE least((SELECT room FROM me), suitable.room) END AS most,
         -- Tasks after these aren't looked at.
         coalesce(affordable.rank, 'Infinity') AS last_rank, coalesce(affordable.submission_no, 9223372036854775807) AS last_no
     FROM suitable
@@ -143,29 +152,30 @@ best_head AS MATERIALIZED (
 ),
 -- How many to claim from each part of a lane. Read without locks; from a single one it is simply all.
 quota AS MATERIALIZED (
-    SELECT id, generation, (id::bigint << 32) + generation AS part, aged, model, last_rank, last_no, most::bigint AS n
+    SELECT id, generation, (id::bigint << 32) + generation AS part, aged, type, model, has_quota, last_rank, last_no, most::bigint AS n
     FROM best_head WHERE heads = 1
     UNION ALL
-    SELECT id, generation, (id::bigint << 32) + generation, aged, model, last_rank, last_no, count(*)
+    SELECT id, generation, (id::bigint << 32) + generation, aged, type, model, has_quota, last_rank, last_no, count(*)
     FROM (
         -- include: best_tasks
     ) AS best
-    GROUP BY id, generation, aged, model, last_rank, last_no
+    GROUP BY id, generation, aged, type, model, has_quota, last_rank, last_no
 ),
 -- Locked rows are skipped; the next ones of the lane take their place. (NO KEY: a submission that only blocks a task's end, because a new
 -- task depends on it, doesn't conflict.)
 locked AS MATERIALIZED (
     SELECT
-        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.model AS chosen_model,
-        -- Nothing to weigh: no lock to take, no money to count. Most tasks.
-        taken.lock_key IS NULL AND funds.money IS NULL AND (taken.dag_id IS NULL OR (taken.cost = 0 AND (
+        taken.*, quota.part, round((taken.rank - quota.aged) * 1e6) AS effective, quota.type, quota.model AS chosen_model,
+        limited.is_limited,
+        -- Nothing to weigh: no slot or lock to take, no money to count. Most tasks.
+        NOT limited.is_limited AND taken.lock_key IS NULL AND funds.money IS NULL AND (taken.dag_id IS NULL OR (taken.cost = 0 AND (
             SELECT lineshaft.affords_1(dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd, taken.limit_usd, NULL)
             FROM lineshaft.dag WHERE dag.id = taken.dag_id
         ) IS TRUE)) AS is_simple
     FROM quota
     CROSS JOIN funds
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, heartbeat_sec, first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -181,12 +191,15 @@ locked AS MATERIALIZED (
         LIMIT quota.n
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
+    CROSS JOIN LATERAL (
+        SELECT quota.has_quota OR funds.quota_kinds & 16 <> 0 OR (taken.admission IS NOT NULL AND funds.quota_kinds & 32 <> 0) AS is_limited
+    ) AS limited
     UNION ALL
-    SELECT named.*, 0, 0, suitable.model, false
+    SELECT named.*, 0, 0, suitable.type, suitable.model, funds.quota_kinds & 63 <> 0, false
     FROM suitable
     CROSS JOIN funds
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, heartbeat_sec, first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -199,8 +212,20 @@ locked AS MATERIALIZED (
     ) AS named
     WHERE suitable.is_eligible
 ),
--- From here on to `decided`: tasks that need a lock, or money.
+-- From here on to `decided`: tasks that need slots of quotas, a lock, or money.
 --
+-- No row unless quotas concern some of them.
+admission AS MATERIALIZED (
+    SELECT lineshaft.admit_1(
+        (SELECT quota_kinds FROM funds), asking.ids, asking.types, asking.models, array_fill(NULL::text, ARRAY[cardinality(asking.ids)]),
+        %(agent_id)s::text, %(ahead)s::integer, (SELECT now FROM clock)
+    ) AS verdicts
+    FROM (
+        SELECT array_agg(id ORDER BY effective, submission_no) AS ids, array_agg(type ORDER BY effective, submission_no) AS types,
+            array_agg(chosen_model ORDER BY effective, submission_no) AS models
+        FROM locked WHERE is_limited HAVING count(*) > 0
+    ) AS asking
+),
 -- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a budget; a task that doesn't fit
 -- even alone isn't counted against those after it.
 weighed AS MATERIALIZED (
@@ -216,7 +241,9 @@ weighed AS MATERIALIZED (
             affordable.limit_usd, affordable.default_max_cost_usd
         ) AS fits
     FROM (
-        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) - cost AS cost_before FROM locked WHERE NOT is_simple
+        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) - cost AS cost_before
+        FROM locked
+        WHERE NOT is_simple AND (NOT is_limited OR ((SELECT verdicts FROM admission) -> id ->> 'refused')::boolean IS NOT TRUE)
     ) AS affordable
     LEFT JOIN LATERAL (
         SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
@@ -318,21 +345,29 @@ decided AS MATERIALIZED (
 -- those for a CTE, but not for the parts of a UNION ALL in FROM, which it would read again from the start: the row would be lost, but not
 -- its money and lock.
 claimable AS MATERIALIZED (
-    SELECT id, chosen_model, cost, resume, effective, NULL::bigint AS lock_token FROM locked WHERE is_simple
+    SELECT id, chosen_model, cost, resume, effective, NULL::bigint AS lock_token, false AS has_slots FROM locked WHERE is_simple
     UNION ALL
-    SELECT id, chosen_model, cost, resume, effective, lock_token FROM decided WHERE obstacle IS NULL
+    SELECT id, chosen_model, cost, resume, effective, lock_token, is_limited AND coalesce((SELECT verdicts FROM admission) ? id, false)
+    FROM decided WHERE obstacle IS NULL
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
     SET parked = NULL,
+        parked_key = NULL,
         lock_token = taken.lock_token,
+        has_slots = taken.has_slots,
         agent_reserved = funds.of_agent,
         day_reserved = funds.of_day,
         -- include: claimed_columns
     FROM claimable AS taken, me, funds
     WHERE live.id = taken.id
     RETURNING live.id, live.epoch, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
-        live.heartbeat_sec, live.limit_sec, live.submission_no, taken.resume, taken.effective
+        live.heartbeat_sec, live.limit_sec, live.submission_no, live.has_slots, taken.resume, taken.effective
+),
+slots_taken AS MATERIALIZED (
+    SELECT lineshaft.take_slots_1(taken.ids, taken.epochs, admission.verdicts, (SELECT now FROM clock))
+    FROM (SELECT array_agg(id) AS ids, array_agg(epoch) AS epochs FROM moved WHERE has_slots HAVING count(*) > 0) AS taken
+    CROSS JOIN admission
 ),
 parked AS (
     UPDATE lineshaft.task_live AS live
@@ -460,6 +495,15 @@ SELECT
         WHEN moved.n IS NULL OR moved.n = 1 THEN
             ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL)
     END AS stranded,
+    -- ... and what quotas count for tasks that were parked for them, or not claimed for another reason; it looks at those after the commit.
+    CASE
+        WHEN (SELECT verdicts FROM admission) IS NOT NULL AND (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM slots_taken) >= 0 THEN ARRAY(
+            SELECT DISTINCT told.name
+            FROM jsonb_each((SELECT verdicts FROM admission)) AS verdict (id, value)
+            CROSS JOIN LATERAL jsonb_array_elements_text(verdict.value -> 'names') AS told (name)
+            WHERE verdict.id <> ALL (ARRAY(SELECT id FROM moved))
+        )
+    END AS looks,
     -- ... and if a breaker may be probed with a task that this agent could claim.
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (

@@ -1,15 +1,17 @@
 """Quotas: set, listed and deleted by people; claims obey them (claims.sql)."""
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from lineshaft.engine.feed.actor import act_json
 from lineshaft.engine.guards.quota_details import read_details
+from lineshaft.engine.live.parking import look_at_quotas
 from lineshaft.engine.live.waking import wake_all
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.rows import fetch_column
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.read.pages import decode_cursor, encode_cursor
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.errors import NotFoundError
@@ -21,8 +23,28 @@ from lineshaft.types.quotas import MAX_HOLDERS, Quota, QuotaHolder, Rate
 
 #: Waiting tasks that are counted.
 _MOST_WAITING = 10_000
+#: Keys that are looked at in one transaction.
+_LOOKS_AT_ONCE = 100
+#: Slots of ended claims that one repair deletes.
+_MOST_DEAD = 1_000
+#: After so long, no claim is under way that doesn't know a quota.
+_RECENT_SEC = 60.0
 
 _SQL = catalog.load(__name__)
+
+
+class _Use(msgspec.Struct, frozen=True):
+    """What was used of a rate in a part of its window."""
+
+    quota: str
+    key: str
+    part: int
+    amount: Decimal
+
+
+class _Due(msgspec.Struct, frozen=True):
+    looked: int
+    moved: int
 
 
 class _QuotaKey(msgspec.Struct, frozen=True, array_like=True, tag="quota"):
@@ -51,10 +73,22 @@ class Quotas:
 
         async def work(connection: Connection) -> None:
             await connection.execute(_SQL["lock_quotas"], {})
+            if kept := await fetch_rows(connection, _Use, _SQL["forget_counts"], values):
+                columns = {
+                    "quotas": [use.quota for use in kept],
+                    "keys": [use.key for use in kept],
+                    "parts": [use.part for use in kept],
+                    "amounts": [use.amount for use in kept],
+                }
+                await connection.execute(_SQL["keep_uses"], columns)
             await connection.execute(_SQL["write_quota"], {**self._database.now, **values})
-            await self._changed(connection, act)
+            await connection.execute(_SQL["give_slots"], self._of(quota.name))
+            await self._changed(connection, quota.name, act)
 
         await self._database.run(work)
+        # Those that were claimed in the meantime.
+        await self._give_slots(quota.name)
+        await self.look_at_due()
         return (await self._read(quota.name, None, 1))[0]
 
     async def delete(self, name: str, *, reason: str | None = None) -> None:
@@ -67,9 +101,10 @@ class Quotas:
             await connection.execute(_SQL["lock_quotas"], {})
             if not await fetch_column(connection, _SQL["delete_quota"], {"name": name}):
                 raise unknown
-            await self._changed(connection, act)
+            await self._changed(connection, name, act)
 
         await self._database.run(work)
+        await self.look_at_due()
 
     async def page(self, *, limit: int, cursor: str | None) -> Page[Quota]:
         """By name."""
@@ -79,7 +114,54 @@ class Quotas:
         items = quotas[:limit]
         return Page(items, encode_cursor(_QuotaKey(items[-1].name)) if len(quotas) > limit else None)
 
-    async def _changed(self, connection: Connection, act: str) -> None:
+    # Duties.
+
+    async def look_at_due(self) -> int:
+        """Let waiting tasks be claimed where there is room by now; returns how many."""
+        moved = 0
+        while True:
+            parameters = {**self._database.now, "limit": _LOOKS_AT_ONCE}
+            async with self._database.connection() as connection:
+                (due,) = await fetch_rows(connection, _Due, _SQL["look_at_due"], parameters)
+            moved += due.moved
+            if due.looked < _LOOKS_AT_ONCE and not due.moved:
+                return moved
+
+    async def repair(self) -> int:
+        """Do what processes that died have left undone; returns the number of slots of ended claims.
+
+        A process at a time does this. Tasks that were claimed while a quota was set get their slots here.
+        """
+
+        async def work(connection: Connection) -> int:
+            if not await fetch_column(connection, _SQL["try_keep"], {}):
+                return 0
+            await self._give_slots(None, connection)
+            dead = await fetch_column(connection, _SQL["dead_slots"], {"limit": _MOST_DEAD})
+            if dead:
+                look_at_quotas(connection, self._database.now, ids=dead)
+            return len(dead)
+
+        return await self._database.run(work)
+
+    async def forget_uses(self) -> None:
+        """Delete what has left the windows of rates."""
+        async with self._database.connection() as connection:
+            await connection.execute(_SQL["forget_uses"], self._database.now)
+
+    def _of(self, name: str | None) -> dict[str, Any]:
+        return {**self._database.now, "name": name, "within_sec": _RECENT_SEC if name is None else None}
+
+    async def _give_slots(self, name: str | None, connection: Connection | None = None) -> None:
+        """Of one quota, or of those that were set within the last seconds."""
+        if connection is None:
+            await self._database.run(lambda own: self._give_slots(name, own))
+            return
+        await connection.execute(_SQL["give_slots"], self._of(name))
+        await connection.execute(_SQL["mark_held"], self._of(name))
+
+    async def _changed(self, connection: Connection, name: str, act: str) -> None:
+        await connection.execute(_SQL["look_soon"], {**self._database.now, "name": name})
         await connection.execute(_SQL["write_kinds"], {})
         await connection.execute(_SQL["log_quota"], {**self._database.now, "data": act})
         await wake_all(connection)

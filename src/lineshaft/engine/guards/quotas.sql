@@ -4,6 +4,31 @@
 -- Changes take turns, so that limits.quota_kinds says what the quotas say.
 SELECT FROM lineshaft.limits FOR NO KEY UPDATE
 
+-- name: forget_counts
+-- What a quota has counted, if it counts in another way from now on: slots that are given anew, and the use of its rate, which is kept where only
+-- the length of the window changes.
+WITH known AS MATERIALIZED (
+    SELECT name, rate_per_sec,
+        match <> %(match)s::text OR shares_limit = %(each)s::boolean AS counts_others,
+        rate_unit IS DISTINCT FROM %(rate_unit)s::text AS has_other_unit, rate_per_sec IS DISTINCT FROM %(rate_per_sec)s::double precision AS has_other_window
+    FROM lineshaft.quota WHERE name = %(name)s::text
+),
+slots AS (DELETE FROM lineshaft.slot USING known WHERE slot.quota = known.name AND known.counts_others),
+uses AS (
+    DELETE FROM lineshaft.quota_use USING known
+    WHERE quota_use.quota = known.name AND (known.counts_others OR known.has_other_unit OR known.has_other_window)
+    RETURNING quota_use.quota, quota_use.key, quota_use.amount, quota_use.part,
+        CASE WHEN NOT known.counts_others AND NOT known.has_other_unit THEN known.rate_per_sec END AS per_sec
+)
+SELECT quota, key, lineshaft.part_1(to_timestamp((part + 1) * (per_sec / 60)), %(rate_per_sec)s::double precision) AS part, sum(amount) AS amount
+FROM uses WHERE per_sec IS NOT NULL GROUP BY 1, 2, 3
+
+-- name: keep_uses
+INSERT INTO lineshaft.quota_use (quota, key, part, amount)
+SELECT kept.quota, kept.key, kept.part, kept.amount
+FROM unnest(%(quotas)s::text[], %(keys)s::text[], %(parts)s::bigint[], %(amounts)s::numeric[]) AS kept (quota, key, part, amount)
+ON CONFLICT (quota, key, part) DO UPDATE SET amount = quota_use.amount + excluded.amount
+
 -- name: write_quota
 INSERT INTO lineshaft.quota AS known (
     name, match, shares_limit, max_running, max_waiting, rate_amount, rate_unit, rate_per_sec, weight, changed_at
@@ -18,7 +43,60 @@ SET match = excluded.match, shares_limit = excluded.shares_limit, max_running = 
     changed_at = excluded.changed_at
 
 -- name: delete_quota
+WITH slots AS (DELETE FROM lineshaft.slot WHERE quota = %(name)s::text),
+uses AS (DELETE FROM lineshaft.quota_use WHERE quota = %(name)s::text)
 DELETE FROM lineshaft.quota WHERE name = %(name)s::text RETURNING name
+
+-- name: give_slots
+-- Tasks that are held already count: those of one quota, or of all that were set within some seconds.
+SELECT lineshaft.give_slots_1(%(name)s::text, coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(within_sec)s::double precision))
+
+-- name: mark_held
+-- So that the ends of these claims release their slots at once. A duty finds the slots of rows that are locked now.
+UPDATE lineshaft.task_live AS live SET has_slots = true
+WHERE live.id = ANY (ARRAY(
+    SELECT held.id
+    FROM lineshaft.slot
+    JOIN lineshaft.quota ON quota.name = slot.quota
+    JOIN lineshaft.task_live AS held ON held.id = slot.task_id AND held.epoch = slot.epoch AND held.lease_until IS NOT NULL AND NOT held.has_slots
+    WHERE quota.name = %(name)s::text OR quota.changed_at >= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(within_sec)s::double precision)
+    FOR NO KEY UPDATE OF held SKIP LOCKED
+))
+
+-- name: look_soon
+-- At all keys that tasks wait for, or that have used their rate.
+INSERT INTO lineshaft.quota_wake AS known (quota, key, at)
+SELECT wanted.quota, wanted.key, coalesce(%(now)s::timestamptz, now())
+FROM (
+    SELECT quota, key FROM lineshaft.quota_wake WHERE quota = %(name)s::text
+    UNION
+    SELECT quota, key FROM lineshaft.quota_use WHERE quota = %(name)s::text
+) AS wanted
+ORDER BY 1, 2
+ON CONFLICT (quota, key) DO UPDATE SET at = excluded.at
+
+-- name: look_at_due
+SELECT looked, moved FROM lineshaft.look_at_due_quotas_1(%(limit)s::integer, coalesce(%(now)s::timestamptz, now()))
+
+-- name: try_keep
+-- One process at a time; none without quotas.
+SELECT 1 WHERE (EXISTS (SELECT FROM lineshaft.quota) OR EXISTS (SELECT FROM lineshaft.slot))
+  AND pg_try_advisory_xact_lock(hashtextextended('lineshaft.quotas', 0))
+
+-- name: dead_slots
+-- Tasks with slots that don't count: their claims ended, and the process that ended them died before its look.
+SELECT DISTINCT slot.task_id
+FROM lineshaft.slot
+LEFT JOIN lineshaft.task_live AS holder ON holder.id = slot.task_id AND holder.epoch = slot.epoch AND holder.lease_until IS NOT NULL
+WHERE holder.id IS NULL
+LIMIT %(limit)s::integer
+
+-- name: forget_uses
+-- Of keys that nobody has used since their window passed.
+DELETE FROM lineshaft.quota_use
+USING lineshaft.quota
+WHERE quota.name = quota_use.quota
+  AND quota_use.part < lineshaft.part_1(coalesce(%(now)s::timestamptz, now()), quota.rate_per_sec) - 61
 
 -- name: write_kinds
 -- Only what quotas say: another bit says that there are tasks with a fair_key.

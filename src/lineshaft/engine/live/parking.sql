@@ -66,3 +66,6 @@ moved AS (
 SELECT
     -- include: notify_lanes
 FROM moved HAVING count(*) > 0
+
+-- name: look_at_quotas
+SELECT lineshaft.look_at_quotas_1(%(names)s::text[], %(ids)s::text[], false, coalesce(%(now)s::timestamptz, now()))

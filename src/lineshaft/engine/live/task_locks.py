@@ -96,6 +96,8 @@ class LockedTask(Struct, frozen=True):
     require_decision_report: bool
     idempotency_key: str | None
     heartbeat_sec: float
+    #: Its claim has slots of quotas; or it is READY, and others may be claimed in its place.
+    concerns_quotas: bool
 
     @property
     def is_held(self) -> bool:

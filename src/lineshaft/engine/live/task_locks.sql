@@ -28,7 +28,10 @@ SELECT
     live.blocked, live.progress, live.is_gated, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,
     task.max_attempts, task.max_cost_usd, task.max_total_cost_usd, task.required_capabilities, task.model_preferences,
     task.fallback_models, task.priority_boost_per_minute, task.gates, task.require_decision_report, task.idempotency_key,
-    coalesce(live.heartbeat_sec, 30) AS heartbeat_sec
+    coalesce(live.heartbeat_sec, 30) AS heartbeat_sec,
+    live.has_slots OR (live.status = 'READY' AND (
+        SELECT limits.quota_kinds & 16 <> 0 OR (limits.quota_kinds & 32 <> 0 AND live.admission IS NOT NULL) FROM lineshaft.limits
+    )) AS concerns_quotas
 FROM lineshaft.task_live AS live
 JOIN lineshaft.task ON task.id = live.id
 WHERE live.id = ANY (%(ids)s::text[])

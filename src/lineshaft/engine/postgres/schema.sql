@@ -480,6 +480,14 @@ CREATE TABLE lineshaft.quota_use (
     CONSTRAINT quota_use_pkey PRIMARY KEY (quota, key, part)
 );
 
+-- When tasks that wait for quotas are looked at again.
+CREATE TABLE lineshaft.quota_wake (
+    at timestamp with time zone NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    CONSTRAINT quota_wake_pkey PRIMARY KEY (quota, key)
+);
+
 -- What handlers have acquired of quotas with rates; each ends with its claim.
 CREATE TABLE lineshaft.reservation (
     taken_at timestamp with time zone NOT NULL,
@@ -904,6 +912,7 @@ CREATE INDEX notification_of_message ON lineshaft.notification USING btree (mess
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
+CREATE INDEX quota_wake_at ON lineshaft.quota_wake USING btree (at);
 CREATE UNIQUE INDEX reservation_idempotency_key ON lineshaft.reservation USING btree (task_id, epoch, idempotency_key, quota);
 CREATE INDEX reservation_quota ON lineshaft.reservation USING btree (quota, taken_at);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
@@ -977,6 +986,7 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
 FUNCTION lineshaft.acquire_1(text,integer,text,text,text,jsonb,timestamp with time zone)
+FUNCTION lineshaft.admit_1(integer,text[],text[],text[],text[],text,integer,timestamp with time zone)
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
 FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
 FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time zone)
@@ -992,28 +1002,42 @@ FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
 FUNCTION lineshaft.gates_claims_1(integer,text)
+FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
 FUNCTION lineshaft.is_barred_1(text,text[])
 FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
 FUNCTION lineshaft.lane_has_quota_1(integer,text,text)
+FUNCTION lineshaft.lane_keys_1(text,text,text,text)
 FUNCTION lineshaft.lock_use_1(text,text)
+FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
+FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.parking_keys_1(jsonb,text[])
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
 FUNCTION lineshaft.quota_kind_1(text)
+FUNCTION lineshaft.quota_name_1(text,text)
 FUNCTION lineshaft.quota_patterns_1(text)
+FUNCTION lineshaft.quota_room_1(text,text,integer,numeric,double precision,timestamp with time zone)
+FUNCTION lineshaft.quota_wake_at_1(lineshaft.quota,text,timestamp with time zone)
+FUNCTION lineshaft.quotas_of_1(text[])
 FUNCTION lineshaft.raise_paths_1(text[],smallint[],timestamp with time zone)
 FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time zone,timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.rate_free_at_1(text,text,numeric,double precision,numeric,timestamp with time zone)
+FUNCTION lineshaft.rate_used_1(text,text,double precision,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)
-FUNCTION lineshaft.room_at_1(text,text,numeric,double precision,numeric,timestamp with time zone)
+FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
 FUNCTION lineshaft.settle_1(text,integer,text,jsonb,jsonb,timestamp with time zone)
+FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
+FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
+FUNCTION lineshaft.wake_lanes_1(integer[])
 FUNCTION lineshaft.within_limit_1(numeric,numeric)
 POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)

@@ -17,7 +17,7 @@ from lineshaft.engine.claim.fast_path import FastClaim, FastPath
 from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.live import spending, velocity
-from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.parking import look_at_quotas, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.live.task_locks import LOCK_DEPENDENTS, LockedTask, claim_columns, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -59,6 +59,7 @@ class _Completed(Protocol):
     #: Somebody took its document lock away while the statement ran.
     lock_lost: bool
     lock_key: str | None
+    has_slots: bool
     #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
     breakers: list[str] | None
 
@@ -108,6 +109,8 @@ class Acceptance:
     ) -> None:
         if locks := sorted({task.lock_key for task in completed if task.lock_released and task.lock_key}):
             await unpark_lock_waiters(connection, locks)
+        if freed := [task.id for task in completed if task.has_slots]:
+            look_at_quotas(connection, self._transitions.now, ids=freed)
         if dags := sorted({task.dag_id for task in completed if task.dag_needs_care and task.dag_id}):
             await unpark_budget_waiters(connection, dags)
             await judge_dags(connection, self._transitions.now, dags)

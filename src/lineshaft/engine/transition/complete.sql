@@ -31,7 +31,7 @@ gone AS (
         greatest(input.cost, live.attempt_cost_usd),
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       ))
-    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.lock_owner, live.lock_token, live.ready_at, live.claimed_at, live.started_at,
+    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.lock_owner, live.lock_token, live.has_slots, live.ready_at, live.claimed_at, live.started_at,
         live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
         live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
@@ -122,7 +122,7 @@ SELECT
     gone.status = 'RUNNING' AND gone.lock_token IS NOT NULL AND gone.lock_token NOT IN (
         SELECT token FROM lock_released UNION ALL SELECT token FROM lock_kept
     ) AS lock_lost,
-    gone.lock_key,
+    gone.lock_key, gone.has_slots,
     -- Breakers that have failures to forget, or have this task as their probe; NULL while all breakers are closed.
     CASE
         WHEN EXISTS (SELECT FROM troubled) THEN ARRAY(

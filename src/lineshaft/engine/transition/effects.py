@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from psycopg.rows import scalar_row
 
 from lineshaft.engine.live import velocity
-from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.parking import look_at_quotas, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.live.waking import wake_ready
 from lineshaft.engine.postgres import catalog
@@ -64,6 +64,8 @@ class Effects(Struct):
     _locks: list[HeldLockRow] = field(default_factory=list)
     #: Claims that ended without evidence about their type: if one was a breaker's probe, another task may be.
     _inconclusive: list[str] = field(default_factory=list)
+    #: Tasks whose slots of quotas become free, or which leave the queue.
+    _freed: list[str] = field(default_factory=list)
     #: Tasks whose dependents can no longer run, or can again.
     _prospects: list[str] = field(default_factory=list)
 
@@ -260,6 +262,8 @@ class Effects(Struct):
         )
 
     def _settle(self, task: LockedTask, cost: Decimal) -> None:
+        if task.concerns_quotas:
+            self._freed.append(task.id)
         # A gate that runs elsewhere returned the agent's slot and money when it began.
         if task.agent_id is None or task.incarnation is None:
             return
@@ -321,6 +325,8 @@ class Effects(Struct):
         await self._send(connection, "free_slots", slots)
         await self._send(connection, "settle_agents", self._paid)
         await self._send(connection, "release_locks", sorted(self._locks))
+        if self._freed:
+            look_at_quotas(connection, self.now, ids=self._freed)
 
     @property
     def _paid(self) -> list[ShareRow]:

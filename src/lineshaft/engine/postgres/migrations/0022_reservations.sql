@@ -36,24 +36,6 @@ CREATE FUNCTION lineshaft.lock_use_1(p_quota text, p_key text) RETURNS void LANG
 $$;
 COMMENT ON FUNCTION lineshaft.lock_use_1(text, text) IS 'Locks the use of one key of a quota.';
 
--- When so much of a rate can be booked: null if now, else the instant at which enough of the oldest parts have dropped out of the window.
-CREATE FUNCTION lineshaft.room_at_1(p_quota text, p_key text, p_limit numeric, p_per_sec double precision, p_amount numeric, p_now timestamptz)
-RETURNS timestamptz LANGUAGE sql STABLE AS $$
-    -- Nothing may begin where the limit is reached, even if it doesn't say how much it will use.
-    SELECT to_timestamp(min(following.part + 61) * (p_per_sec / 60)) + interval '1 millisecond'
-    FROM (
-        SELECT counted.part, counted.total - sum(counted.amount) OVER (ORDER BY counted.part) AS left_over, counted.total
-        FROM (
-            SELECT quota_use.part, quota_use.amount, sum(quota_use.amount) OVER () AS total
-            FROM lineshaft.quota_use
-            WHERE quota_use.quota = p_quota AND quota_use.key = p_key AND quota_use.part >= lineshaft.part_1(p_now, p_per_sec) - 60
-        ) AS counted
-    ) AS following
-    WHERE following.left_over < p_limit AND following.left_over + p_amount <= p_limit
-      AND NOT (following.total < p_limit AND following.total + p_amount <= p_limit)
-$$;
-COMMENT ON FUNCTION lineshaft.room_at_1(text, text, numeric, double precision, numeric, timestamptz) IS 'When so much of a rate can be booked; null: now.';
-
 -- Books `p_units` in all quotas of `p_key` with a rate of these units, or in none of them.
 --
 -- Verdicts: `booked`; `free`: no quota counts them; `full`, with when there is room in all of them; `never`: more than the limit itself;
@@ -67,7 +49,7 @@ DECLARE
     rate record;
     locked text[] := '{}';
     now timestamptz;
-    room_at timestamptz;
+    free_at timestamptz;
     latest timestamptz;
 BEGIN
     PERFORM FROM lineshaft.task_live AS live WHERE live.id = p_task_id AND live.epoch = p_epoch AND live.status = 'RUNNING';
@@ -109,15 +91,19 @@ BEGIN
             coalesce((p_units ->> known.rate_unit)::numeric, 0) AS asked
         FROM lineshaft.quota AS known WHERE known.name = ANY (locked) AND known.rate_unit <> 'tasks' ORDER BY known.name
     LOOP
-        room_at := lineshaft.room_at_1(rate.name, rate.key, rate.rate_amount, rate.rate_per_sec, rate.asked, now);
-        IF room_at IS NOT NULL AND coalesce(room_at > latest, true) THEN
-            latest := room_at;
+        -- Nothing may begin where the limit is reached, even if it doesn't say how much it will use.
+        free_at := lineshaft.rate_free_at_1(
+            rate.name, rate.key, rate.rate_amount, rate.rate_per_sec, greatest(rate.asked, 0.000001), now
+        );
+        IF free_at > now AND coalesce(free_at > latest, true) THEN
+            latest := free_at;
             SELECT 'full', rate.name, rate.rate_unit, rate.asked, rate.rate_amount, rate.rate_per_sec
             INTO verdict, quota, unit, asked, amount, per_sec;
         END IF;
     END LOOP;
     IF verdict = 'full' THEN
-        wait_sec := greatest(extract(epoch FROM latest - now), 0.001);
+        -- The part after an instant begins at that instant, but for rounding.
+        wait_sec := extract(epoch FROM latest - now) + 0.001;
         RETURN;
     END IF;
     verdict := 'booked';
@@ -183,8 +169,7 @@ BEGIN
             ON CONFLICT ON CONSTRAINT quota_use_pkey DO UPDATE SET amount = used.amount + excluded.amount;
         END IF;
         IF item.left_over IS NOT NULL THEN
-            SELECT coalesce(sum(counted.amount), 0) INTO total FROM lineshaft.quota_use AS counted
-            WHERE counted.quota = item.quota AND counted.key = item.key AND counted.part >= lineshaft.part_1(now, item.per_sec) - 60;
+            total := lineshaft.rate_used_1(item.quota, item.key, item.per_sec, now);
             IF item.rate_amount - total > item.left_over THEN
                 INSERT INTO lineshaft.quota_use AS used (part, quota, key, amount)
                 VALUES (lineshaft.part_1(now, item.per_sec), item.quota, item.key, item.rate_amount - total - item.left_over)
