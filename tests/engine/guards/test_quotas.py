@@ -154,3 +154,33 @@ async def test_however_a_claim_ends_its_slot_is_free(world: World, how: str) -> 
     (task,) = await world.claim(agent, 10)
     assert task.id == second
     assert [row["task_id"] for row in world.rows("SELECT task_id FROM lineshaft.slot")] == [second]
+
+
+@pytest.mark.parametrize(
+    ("match", "concerned"),
+    [
+        ("type:a_b", ["a_b"]),
+        ("type:a:*", ["a:x"]),
+        ("type:50%", ["50%"]),
+        ("type:*", ["a_b", "axb", "a:x", "50%", "50x"]),
+    ],
+)
+async def test_a_pattern_matches_literally(world: World, match: str, concerned: list[str]) -> None:
+    await quota(world, match, 0)
+    types = ["a_b", "axb", "a:x", "50%", "50x"]
+    await world.submit(*(NewTask(type_) for type_ in types))
+
+    tasks = await world.claim(await world.agent(), 10)
+
+    assert {task.type for task in tasks} == {*types} - {*concerned}
+
+
+async def test_very_many_quotas_are_looked_up(world: World) -> None:
+    for n in range(101):
+        await quota(world, f"type:t{n}", 0, name=f"q{n}")
+    assert world.row("SELECT quota_lanes FROM lineshaft.limits")["quota_lanes"] is None
+    await world.submit(NewTask("t7"), NewTask("code"))
+    agent = await world.agent()
+
+    assert [task.type for task in await world.claim(agent)] == ["code"]
+    assert await world.claim(agent) == []

@@ -163,6 +163,12 @@ def check_hot_plans(connection: psycopg.Connection) -> None:
             assert index in plan, f"{name} doesn't use {index}:\n{plan}"
 
 
+#: Called only where quotas concern the lane or the task.
+OF_QUOTAS = frozenset(
+    {"admit_1", "take_slots_1", "room_for_1", "quota_of_lane_1", "quotas_of_1", "quota_patterns_1"}
+)
+
+
 @pytest.mark.parametrize(
     ("stem", "name", "values"),
     [
@@ -178,7 +184,7 @@ def test_the_rules_of_claims_are_inlined(
     """A call of each for every lane and task would cost a multiple. Some aren't part of the common case."""
     plan = generic_plan(connection, stem, name, values, "EXPLAIN (VERBOSE)")
 
-    assert set(re.findall(r"\b(\w+_1)\(", plan)) <= {"first_model_1", "is_writable_1"}
+    assert set(re.findall(r"\b(\w+_1)\(", plan)) <= {"first_model_1", "is_writable_1", *OF_QUOTAS}
 
 
 #: Tables without a bound.

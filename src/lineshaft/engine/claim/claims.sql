@@ -42,7 +42,8 @@ funds AS MATERIALIZED (
         least((SELECT money FROM own_budget), limits.daily_budget_usd - limits.reserved_usd - coalesce(spend.spent_usd, 0)) AS money,
         EXISTS (SELECT FROM own_budget) AS of_agent,
         limits.daily_budget_usd IS NOT NULL AS of_day,
-        limits.default_max_cost_usd, limits.quota_kinds
+        limits.default_max_cost_usd, limits.quota_kinds, limits.quota_lanes,
+        limits.quota_kinds & 8 <> 0 AND coalesce('agent:' || %(agent_id)s::text LIKE ANY (limits.quota_lanes), true) AS agent_has_quota
     FROM lineshaft.limits
     LEFT JOIN lineshaft.spend ON spend.day = (SELECT (now AT TIME ZONE 'UTC')::date FROM clock)
 ),
@@ -99,7 +100,7 @@ suitable AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     CROSS JOIN LATERAL (SELECT lineshaft.chosen_model_1(lane.models, me.models_available, barred.keys) AS model OFFSET 0) AS chosen
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN funds.quota_kinds & 15 <> 0 THEN lineshaft.room_for_1(
+        SELECT CASE WHEN lineshaft.lane_has_quota_1(funds.quota_kinds, funds.quota_lanes, lane.type, chosen.model) OR funds.agent_has_quota THEN lineshaft.room_for_1(
             lineshaft.lane_keys_1(lane.type, chosen.model, NULL, %(agent_id)s::text), (SELECT now FROM clock)
         ) END AS room
         OFFSET 0

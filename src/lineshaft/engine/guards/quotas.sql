@@ -101,13 +101,18 @@ WHERE quota.name = quota_use.quota
 -- name: write_kinds
 -- Only what quotas say: another bit says that there are tasks with a fair_key.
 UPDATE lineshaft.limits
-SET quota_kinds = quota_kinds & ~191 | coalesce((
-    SELECT bit_or(
-        CASE WHEN lineshaft.gates_claims_1(max_running, rate_unit) THEN lineshaft.quota_kind_1(match) ELSE 0 END
-        | CASE WHEN max_waiting IS NOT NULL THEN 128 ELSE 0 END
-    )
+SET quota_kinds = quota_kinds & ~191 | all_quotas.kinds,
+    quota_lanes = CASE WHEN cardinality(all_quotas.lanes) <= 100 THEN all_quotas.lanes END
+FROM (
+    SELECT
+        coalesce(bit_or(
+            CASE WHEN gates.claims THEN lineshaft.quota_kind_1(match) ELSE 0 END | CASE WHEN max_waiting IS NOT NULL THEN 128 ELSE 0 END
+        ), 0) AS kinds,
+        coalesce(array_agg(DISTINCT regexp_replace(regexp_replace(match, '([\\%%_])', '\\\1', 'g'), '\*$', '%%'))
+            FILTER (WHERE gates.claims AND lineshaft.quota_kind_1(match) < 16), '{}') AS lanes
     FROM lineshaft.quota
-), 0)
+    CROSS JOIN LATERAL (SELECT lineshaft.gates_claims_1(max_running, rate_unit) AS claims) AS gates
+) AS all_quotas
 
 -- name: log_quota
 INSERT INTO lineshaft.event (at, kinds, data)

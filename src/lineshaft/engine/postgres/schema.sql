@@ -398,6 +398,7 @@ CREATE TABLE lineshaft.limits (
     by_hand jsonb NOT NULL DEFAULT '{}'::jsonb,
     judge_max_cost_usd numeric(20,6) NOT NULL DEFAULT 0.05,
     quota_kinds integer NOT NULL DEFAULT 0,
+    quota_lanes text[] DEFAULT '{}'::text[],
     CONSTRAINT limits_only_row_check CHECK (only_row),
     CONSTRAINT limits_velocity_action_check CHECK ((velocity_action = ANY (ARRAY['stop'::text, 'pause'::text]))),
     CONSTRAINT possible_limits CHECK ((reserved_usd >= (0)::numeric)),
@@ -1008,7 +1009,7 @@ FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with 
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
-FUNCTION lineshaft.lane_has_quota_1(integer,text,text)
+FUNCTION lineshaft.lane_has_quota_1(integer,text[],text,text)
 FUNCTION lineshaft.lane_keys_1(text,text,text,text)
 FUNCTION lineshaft.lock_use_1(text,text)
 FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
@@ -1019,6 +1020,7 @@ FUNCTION lineshaft.parking_keys_1(jsonb,text[])
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
 FUNCTION lineshaft.quota_kind_1(text)
 FUNCTION lineshaft.quota_name_1(text,text)
+FUNCTION lineshaft.quota_of_lane_1(text,text)
 FUNCTION lineshaft.quota_patterns_1(text)
 FUNCTION lineshaft.quota_room_1(text,text,integer,numeric,double precision,timestamp with time zone)
 FUNCTION lineshaft.quota_wake_at_1(lineshaft.quota,text,timestamp with time zone)

@@ -64,6 +64,10 @@ COMMENT ON COLUMN lineshaft.quota_use.amount IS 'How much, in units of the rate;
 ALTER TABLE lineshaft.limits ADD COLUMN quota_kinds integer NOT NULL DEFAULT 0;
 COMMENT ON COLUMN lineshaft.limits.quota_kinds IS 'Kinds of keys that quotas match, as a sum: 1 type, 2 model, 4 account, 8 agent, 16 tag, 32 keys of tasks; 64: there are tasks with a fair_key; 128: a quota bounds waiting tasks.';
 
+-- NULL: there are more than a hundred, and claims look them up.
+ALTER TABLE lineshaft.limits ADD COLUMN quota_lanes text[] DEFAULT '{}';
+COMMENT ON COLUMN lineshaft.limits.quota_lanes IS 'What quotas of types, models, accounts and agents match, as patterns of LIKE; null: very many.';
+
 ALTER TABLE lineshaft.task ADD COLUMN admission jsonb;
 COMMENT ON COLUMN lineshaft.task.admission IS 'Its quota_keys, fair_key and lock_keys, as keys, fair and locks; null: none.';
 
@@ -215,16 +219,20 @@ CREATE FUNCTION lineshaft.room_for_1(p_keys text[], p_now timestamptz) RETURNS b
 $$;
 COMMENT ON FUNCTION lineshaft.room_for_1(text[], timestamptz) IS 'How many more tasks the quotas of these keys admit now.';
 
-
--- Whether a quota concerns all tasks of a lane, by their type or by the model that they are claimed for. `p_kinds` is limits.quota_kinds.
-CREATE FUNCTION lineshaft.lane_has_quota_1(p_kinds integer, p_type text, p_model text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT p_kinds & 3 <> 0 AND EXISTS (
-        SELECT FROM lineshaft.quota
-        WHERE quota.match = ANY (lineshaft.quota_patterns_1('type:' || p_type) || lineshaft.quota_patterns_1('model:' || p_model))
-          AND lineshaft.gates_claims_1(quota.max_running, quota.rate_unit)
-    )
+CREATE FUNCTION lineshaft.quota_of_lane_1(p_type text, p_model text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM lineshaft.quotas_of_1(lineshaft.lane_keys_1(p_type, p_model, NULL, NULL)))
 $$;
-COMMENT ON FUNCTION lineshaft.lane_has_quota_1(integer, text, text) IS 'Whether a quota concerns all tasks of a lane.';
+COMMENT ON FUNCTION lineshaft.quota_of_lane_1(text, text) IS 'Whether a quota concerns all tasks of a lane, looked up.';
+
+-- Whether a quota concerns all tasks of a lane, by their type or by the model that they are claimed for; `p_kinds` and `p_lanes` are
+-- limits.quota_kinds and limits.quota_lanes. PostgreSQL inlines it, and calls the second function only where there are very many quotas.
+CREATE FUNCTION lineshaft.lane_has_quota_1(p_kinds integer, p_lanes text[], p_type text, p_model text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT p_kinds & 3 <> 0 AND CASE
+        WHEN p_lanes IS NULL THEN lineshaft.quota_of_lane_1(p_type, p_model)
+        ELSE 'type:' || p_type LIKE ANY (p_lanes) OR coalesce('model:' || p_model LIKE ANY (p_lanes), false)
+    END
+$$;
+COMMENT ON FUNCTION lineshaft.lane_has_quota_1(integer, text[], text, text) IS 'Whether a quota concerns all tasks of a lane.';
 
 -- As best_head_1, except that quotas and accounts are left to claim_tasks: the best task that an instance may claim now, read without a lock, as its lane and generation. `p_freed` of its slots are about to become
 -- free. Verdicts: `found`; `none`; `full`: it has no free slot; `due`: none, but the delay of a task has passed; `weigh`: claim_tasks must
@@ -246,7 +254,7 @@ BEGIN
         coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) > instance.held - p_freed AS has_room,
         instance.status = 'active' AND instance.set_status IS NULL AND agent.budget_usd IS NULL AND limits.daily_budget_usd IS NULL
             AND instance.accounts = '{}' AS is_plain,
-        limits.quota_kinds,
+        limits.quota_kinds, limits.quota_lanes,
         EXISTS (SELECT FROM lineshaft.slowdown WHERE slowdown.until > p_now) AS is_slow,
         EXISTS (SELECT FROM lineshaft.pause) OR EXISTS (SELECT FROM lineshaft.breaker WHERE breaker.state <> 'closed') AS is_barred,
         instance.version, instance.claim_ttl_sec, instance.heartbeat_interval_sec
@@ -272,7 +280,10 @@ BEGIN
     -- Quotas of tags and agents may concern any task.
     IF me.quota_kinds & 24 <> 0 AND (
         me.quota_kinds & 16 <> 0
-        OR EXISTS (SELECT FROM lineshaft.quota WHERE quota.match = ANY (lineshaft.quota_patterns_1('agent:' || p_agent)))
+        OR CASE
+            WHEN me.quota_lanes IS NULL THEN EXISTS (SELECT FROM lineshaft.quotas_of_1(ARRAY['agent:' || p_agent]))
+            ELSE 'agent:' || p_agent LIKE ANY (me.quota_lanes)
+        END
     ) THEN
         RETURN;
     END IF;
@@ -365,7 +376,7 @@ BEGIN
     END IF;
     -- Where a model that the agent has is held back, this function doesn't decide.
     model := lineshaft.chosen_model_1(models, me.models_available, '{}');
-    IF lineshaft.lane_has_quota_1(me.quota_kinds, type, model) THEN
+    IF lineshaft.lane_has_quota_1(me.quota_kinds, me.quota_lanes, type, model) THEN
         RETURN;
     END IF;
     verdict := 'found';
