@@ -51,7 +51,7 @@ class QuotaDetails(Struct, frozen=True):
     quota: Quota
     #: Up to 100, the busiest first.
     keys: list[QuotaKey]
-    #: Up to 100, of whoever has acquired most.
+    #: Up to 100, those with the most first.
     users: list[QuotaUser]
     #: Up to 100, the oldest first.
     waiters: list[QuotaWaiter]

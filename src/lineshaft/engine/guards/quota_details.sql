@@ -27,7 +27,7 @@ ORDER BY 2 DESC, 4 DESC, 3 DESC, 1
 LIMIT %(limit)s::integer
 
 -- name: users
--- Held tasks and what they have acquired within the window, of the newest reservations: whoever has most first.
+-- Held tasks and what they have acquired within the window, of the newest reservations: those with the most first.
 SELECT recent.task_id, nullif(recent.key, '') AS key, live.agent_id, sum(recent.amount) AS amount, count(*)::integer AS reservations,
     max(recent.taken_at) AS last_at
 FROM lineshaft.quota

@@ -3,7 +3,7 @@
 A reservation is booked in the part of the window in which it was acquired, in all quotas of its key or in
 none. Nothing has to be given back: what a lost claim has booked counts in full until it drops out of the
 window. A call that waits holds neither a connection nor a transaction. Within a process those who wait for a
-key take turns: only the first looks, so that a large reservation isn't passed by small ones for ever.
+key take turns: only the first looks, so that small reservations don't pass a large one again and again.
 """
 
 import asyncio
