@@ -1,6 +1,5 @@
 """Calls that acquire the last units of a quota at the same moment."""
 
-from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -8,8 +7,7 @@ import psycopg
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import RateLimitedError
 from lineshaft.model.tasks import NewTask
-from lineshaft.operations.quotas import SetQuota
-from lineshaft.types import Rate, RateUnit
+from lineshaft.operations.quotas import NewRate, SetQuota
 from lineshaft.types.reservations import NewReservation, Settlement, Units
 from lineshaft.types.work import ClaimedTask
 from tests.races.helpers import held, race, running
@@ -20,7 +18,7 @@ LOCKED = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.use calls' ||
 
 async def two_tasks(engine: Engine) -> list[ClaimedTask]:
     await engine.quotas.set(
-        SetQuota(name="calls", match="model:m", rate=Rate(Decimal(10), RateUnit.TOKENS, 60))
+        SetQuota(name="calls", match="model:m", rate=NewRate(amount=10, unit="tokens", per_sec=60))
     )
     await engine.submission.submit([NewTask("code"), NewTask("code")])
     return await running(engine, 2)

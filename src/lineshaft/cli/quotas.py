@@ -103,7 +103,7 @@ def set_(args: argparse.Namespace) -> int:
     if args.unit is not None and args.rate is None:
         raise UsageError("--unit needs --rate.")
     with connect(args, create=True) as shaft:
-        rate = None if args.rate is None else _new_rate(*args.rate, args.unit or "tasks")
+        rate = None if args.rate is None else _new_rate(args.rate, args.unit or "tasks")
         quota = shaft.set_quota(
             args.name,
             args.match,
@@ -117,9 +117,10 @@ def set_(args: argparse.Namespace) -> int:
     return print_result(args, quota, lambda known: print_facts(_facts(known)))
 
 
-def _new_rate(amount: "Decimal", per_sec: float, unit: str) -> "Rate":
+def _new_rate(entered: "tuple[Decimal, float]", unit: str) -> "Rate":
     from lineshaft.types import Rate, RateUnit  # noqa: PLC0415 - slow to import
 
+    amount, per_sec = entered
     return Rate(amount, RateUnit(unit), per_sec)
 
 
