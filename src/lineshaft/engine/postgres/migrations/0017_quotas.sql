@@ -674,6 +674,34 @@ BEGIN
     END IF;
 END $$;
 
+-- For people: the quotas of these keys that have no room, each with its limit, what is used, who holds it (up to a hundred) and, where its rate
+-- is the reason, when there is room. NULL: all have room.
+CREATE FUNCTION lineshaft.full_quotas_1(p_keys text[], p_now timestamptz) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_agg(jsonb_build_object(
+        'quota', limiting.quota, 'key', coalesce(nullif(limiting.key, ''), (SELECT match FROM lineshaft.quota WHERE name = limiting.quota)),
+        'limit', CASE WHEN counted.held >= limiting.max_running THEN limiting.max_running ELSE limiting.rate_amount END,
+        'used', CASE WHEN counted.held >= limiting.max_running THEN counted.held
+            ELSE lineshaft.rate_used_1(limiting.quota, limiting.key, limiting.rate_per_sec, p_now) END,
+        'holders', ARRAY(
+            SELECT slot.task_id FROM lineshaft.slot
+            JOIN lineshaft.task_live AS holder
+                ON holder.id = slot.task_id AND holder.epoch = slot.epoch AND holder.lease_until IS NOT NULL
+            WHERE slot.quota = limiting.quota AND slot.key = limiting.key
+            ORDER BY slot.taken_at, slot.task_id
+            LIMIT 100
+        ),
+        'free_at', CASE WHEN (counted.held >= limiting.max_running) IS NOT TRUE THEN lineshaft.iso(
+            lineshaft.rate_free_at_1(limiting.quota, limiting.key, limiting.rate_amount, limiting.rate_per_sec, 1, p_now)
+        ) END
+    ) ORDER BY limiting.quota, limiting.key)
+    FROM lineshaft.quotas_of_1(p_keys) AS limiting
+    CROSS JOIN LATERAL (SELECT lineshaft.slots_held_1(limiting.quota, limiting.key, NULL) AS held OFFSET 0) AS counted
+    WHERE lineshaft.quota_room_1(
+        limiting.quota, limiting.key, limiting.max_running, limiting.rate_amount, limiting.rate_per_sec, p_now
+    ) <= 0
+$$;
+COMMENT ON FUNCTION lineshaft.full_quotas_1(text[], timestamptz) IS 'The quotas of these keys that have no room.';
+
 -- Decides which of these tasks, best first, a claim may take: those whose quotas all have room. The answer has an object for each task that a
 -- quota concerns: `names` of what its quotas count, and `refused` if one has no room. Refused tasks are parked where a key of the task is the
 -- reason, and so are up to `p_ahead` READY tasks after them in their lanes, so that claims don't meet those one by one; the names that tasks
