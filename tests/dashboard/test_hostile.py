@@ -90,6 +90,8 @@ async def _attack(shaft: Lineshaft) -> Sample:
     )
     assert moved[0].error is None, moved
     running = await _claimed(shaft, agent, f"{HOSTILE} next")
+    await shaft.set_quota("hostile", KEY, rate=Rate(9, RateUnit.TOKENS, 60), reason=HOSTILE)
+    await shaft.backend.acquire(NewReservation(running, KEY, Units(tokens=1)), wait_sec=0)
     dead = running
     for number in range(2):
         await shaft.submit(_task(HOSTILE, lock_key=f"{HOSTILE} {number}"))
@@ -119,8 +121,6 @@ async def _attack(shaft: Lineshaft) -> Sample:
     await shaft.sources.fire("hostile", {HOSTILE: HOSTILE})
     await shaft.pause(HOSTILE, reason=HOSTILE)
     await shaft.open_breaker(f"{HOSTILE} wait", reason=HOSTILE)
-    await shaft.set_quota("hostile", KEY, rate=Rate(9, RateUnit.TOKENS, 60), reason=HOSTILE)
-    await shaft.backend.acquire(NewReservation(running, KEY, Units(tokens=1)), wait_sec=0)
     groups = await shaft.dead_letter_groups()
     return Sample(
         dag=dag.id,

@@ -35,7 +35,7 @@ _FIELDS = (
         "parent_id",
         "dag_id",
     ),
-    *("depends_on", "required_capabilities", "model_preferences", "tags"),
+    *("depends_on", "required_capabilities", "model_preferences", "quota_keys", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
 )
 #: Agents that are asked whether they take a type, and types that are named if none does.
@@ -101,6 +101,13 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     )
     field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
     field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
+    field(
+        "--quota-key",
+        action="append",
+        dest="quota_keys",
+        metavar="KEY",
+        help="a key for quotas, such as customer:42; repeatable",
+    )
     field("--tag", action="append", dest="tags", metavar="TAG", help="a label for filters; repeatable")
     field("--preset", metavar="NAME", help="defaults for retries and limits: factory, loki or officeplane")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
