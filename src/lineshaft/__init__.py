@@ -26,7 +26,15 @@ __all__ += ["SyncTaskHandle", "TaskHandle", "TaskRef", "TaskReference"]
 __all__ += ["ArtifactReader", "Artifacts", "SyncArtifactReader", "SyncArtifacts"]
 __all__ += ["Sources", "SyncSources"]
 # Agents, and what handlers take, return and raise.
-__all__ += ["Agent", "SyncTaskContext", "TaskContext", "TaskDecorator", "TaskFunction", "TaskType"]
+__all__ += [
+    "Agent",
+    "QuotaUse",
+    "SyncTaskContext",
+    "TaskContext",
+    "TaskDecorator",
+    "TaskFunction",
+    "TaskType",
+]
 __all__ += ["AttemptCancelled", "BudgetExceeded", "Cancel", "Fail", "Result", "SignalTimeout", "Snooze"]
 # Output gates.
 __all__ += ["CandidateOutput", "Checks", "Verdict"]

@@ -367,7 +367,7 @@ class TaskContext(_Context):
         try:
             yield use
         finally:
-            await self._execution.quotas.settle(use.settlement)
+            await self._execution.quotas.end(use)
 
 
 class SyncTaskContext(_Context):
@@ -453,7 +453,7 @@ class SyncTaskContext(_Context):
         try:
             yield use
         finally:
-            loop.run(quotas.settle(use.settlement))
+            loop.run(quotas.end(use))
 
     def _loop(self, method: str) -> "_AgentLoop":
         """The agent's event loop, for a call from another thread."""

@@ -46,10 +46,6 @@ class QuotaUse:
             remaining=Units() if headers is None else remaining_in(headers),
         )
 
-    @property
-    def settlement(self) -> Settlement:
-        return self._settlement
-
 
 class Quotas:
     """Quotas of one execution."""
@@ -65,6 +61,10 @@ class Quotas:
         # Waiting may have taken long, and what follows costs money.
         await self._lease.hold()
         return QuotaUse(Settlement(self._writes.claim, reservation))
+
+    async def end(self, use: QuotaUse) -> None:
+        """The block that it was acquired for has ended."""
+        await self.settle(use._settlement)  # noqa: SLF001 - of this module
 
     async def settle(self, settlement: Settlement) -> None:
         if settlement.reservation is not None and settlement.is_reported:
