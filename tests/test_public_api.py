@@ -121,6 +121,7 @@ INTERNAL = {
 NOT_CONSTRUCTED = (
     "TaskContext",
     "SyncTaskContext",
+    "QuotaUse",
     "TaskType",
     "TaskFunction",
     "TaskHandle",
