@@ -171,6 +171,13 @@ class RateLimitedError(LineshaftError):
         super().__init__(message)
 
 
+class QuotaFullError(LineshaftError):
+    """So many tasks of a key wait that a quota admits no more."""
+
+    code = "quota_full"
+    retryable = True
+
+
 class SettingsError(LineshaftError):
     """The configuration is not valid."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from lineshaft.duties.quota_keeper import QuotaKeeper
 from lineshaft.engine.engine import Engine
+from lineshaft.errors import QuotaFullError
 from lineshaft.model.tasks import NewTask
 from lineshaft.operations.quotas import SetQuota
 from lineshaft.types.work import ClaimRef, Completion
@@ -61,10 +62,12 @@ async def test_a_slot_is_released_once_what_waits_for_it_is_parked(engines: Engi
     (task,) = await running(one)
     assert await running(two, agent="a2") == []
     with psycopg.connect(dsn, autocommit=True) as look:
-        look.execute("LISTEN " + look.execute("SELECT lineshaft.channel()").fetchone()[0])
+        (channel,) = look.execute("SELECT lineshaft.channel()").fetchone() or ("",)
+        look.execute(f"LISTEN {channel}")
         await one.work.complete([Completion(ref(task), DONE)])
-        lane = look.execute("SELECT lane_id FROM lineshaft.task_live WHERE id = %s", [waiter]).fetchone()[0]
-        assert str(lane) in [notice.payload for notice in look.notifies(timeout=60, stop_after=1)]
+        row = look.execute("SELECT lane_id::text FROM lineshaft.task_live WHERE id = %s", [waiter]).fetchone()
+        assert row is not None
+        assert row[0] in [notice.payload for notice in look.notifies(timeout=60, stop_after=1)]
     assert [task.id for task in await running(two, agent="a2")] == [waiter]
 
 
@@ -103,6 +106,17 @@ async def test_tasks_with_keys_in_opposite_order(engines: Engines) -> None:
     await asyncio.gather(work(one, "a1"), work(two, "a2"), work(one, "a2"))
 
     assert len({*done}) == 20
+
+
+async def test_submissions_of_a_key_take_turns(engines: Engines, dsn: str) -> None:
+    """Neither counts what the other is about to write."""
+    one, two = engines
+    await one.quotas.set(SetQuota(name="q", match="k:*", max_waiting=3))
+    turn = "SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.queue q' || chr(31) || 'k:a', 0))"
+    with held(dsn, turn) as holder, psycopg.connect(dsn, autocommit=True) as look:
+        outcomes = await race(look, holder, submit(one, 2), submit(two, 2))
+        assert [type(outcome) for outcome in sorted(outcomes, key=str)] == [QuotaFullError, list]
+        assert look.execute("SELECT count(*) FROM lineshaft.task").fetchone() == (2,)
 
 
 async def test_a_quota_is_set_while_a_claim_is_under_way(engines: Engines, dsn: str) -> None:

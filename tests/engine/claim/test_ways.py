@@ -76,6 +76,7 @@ class Ways:
 
         self.engine.claims._look = look  # type: ignore[method-assign]
         self.engine.claims._probers.clear()
+        self.engine.task_types._reported.clear()
 
     def completes_with(self, way: str) -> None:
         complete = self.engine.work._complete

@@ -13,6 +13,7 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask, OutputContract
+from lineshaft.operations.quotas import NewRate, SetQuota
 from lineshaft.types import AgentInfo
 from lineshaft.types.work import ClaimedTask, ClaimRef, HeldTask, Presence, Spent
 from tests.factory import Factory
@@ -168,6 +169,7 @@ class RandomWorld:
             max_concurrent_tasks=self.rng.choice([1, 2, 4, 4]),
             budget_usd=None if self.is_plain or self.maybe(0.6) else self.amount("0.6", "3", "50"),
         )
+        await self.quotas()
         for _ in range(self.rng.randint(1, 5)):
             await self.submit()
         if self.maybe(0.5):
@@ -199,6 +201,8 @@ class RandomWorld:
             "expire_at_deadline": deadline is not None and self.maybe(0.5),
             "lock_key": None if self.is_plain or self.maybe(0.7) else "doc:1",
             "output": None if self.is_plain or self.maybe(0.9) else GATED,
+            "quota_keys": [] if self.is_plain or self.maybe(0.7) else [self.rng.choice(["k:a", "k:b"])],
+            "tags": [] if self.is_plain or self.maybe(0.8) else ["slow"],
         }
 
     async def submit(self) -> None:
@@ -232,6 +236,18 @@ class RandomWorld:
         if self.is_plain or self.maybe(0.5):
             # So that the failures don't count any more: most fleets have none.
             self.connection.execute("DELETE FROM lineshaft.breaker")
+
+    async def quotas(self) -> None:
+        """In worlds that have nothing to weigh, they concern other work: the short ways are still open."""
+        others = ("type:other", "model:m3", "agent:carl", "o:*")
+        matches = others if self.is_plain else ("type:code", "model:m1", "agent:ann", "tag:slow", "k:*")
+        for n, match in enumerate(matches):
+            if self.maybe(0.3):
+                rate = self.rng.choice([None, None, NewRate(amount=2, unit="tasks", per_sec=30)])
+                most = self.rng.choice([0, 1, 2, 3] if rate is None else [None, 1, 2])
+                await self.engine.quotas.set(
+                    SetQuota(name=f"q{n}", match=match, each=self.maybe(0.7), max_running=most, rate=rate)
+                )
 
     def guards(self) -> None:
         now = self.clock.now()

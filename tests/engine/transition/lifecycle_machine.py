@@ -191,7 +191,8 @@ class Lifecycle(RuleBasedStateMachine):
             quota_keys=() if key is None else (key,),
             output=OutputContract(validation=listed) if listed else None,
             max_attempts=MAX_ATTEMPTS,
-            retry=RetrySpec(strategy="immediate"),
+            # Before the next promotion: a claim that comes short would promote what is due.
+            retry=RetrySpec(strategy="fixed", initial_delay_sec=0.5),
         )
 
     def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:

@@ -90,7 +90,7 @@ class Reservations:
                 await self._refuse(connection, new.claim, "acquire a quota for")
             return acquired
 
-        acquired = await self._database.run(work)
+        acquired = await self._database.run_alone(work)
         if acquired.verdict == "never":
             fault = f"can never be acquired: {_asked(acquired)}; acquire less at once, or raise the quota"
             raise InvalidInputError(errors=[(f"units.{acquired.unit}", fault)])
@@ -126,7 +126,7 @@ class Reservations:
                     "the one that acquire returned."
                 )
 
-        await self._database.run(work)
+        await self._database.run_alone(work)
 
     async def _refuse(self, connection: Connection, claim: ClaimRef, verb: str) -> None:
         (refused,) = await self._locks.refuse(connection, [claim], verb)
