@@ -34,7 +34,7 @@ _FIELDS = (
         "parent_id",
         "dag_id",
     ),
-    *("depends_on", "required_capabilities", "model_preferences", "tags"),
+    *("depends_on", "required_capabilities", "model_preferences", "quota_keys", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
     *("on_conflict", "debounce_sec", "max_wait_sec"),
 )
@@ -113,6 +113,13 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         dest="shared_locks",
         metavar="KEY",
         help="a lock that tasks with --shared-lock have together; repeatable",
+    )
+    field(
+        "--quota-key",
+        action="append",
+        dest="quota_keys",
+        metavar="KEY",
+        help="a key for quotas, such as customer:42; repeatable",
     )
     field("--tag", action="append", dest="tags", metavar="TAG", help="a label for filters; repeatable")
     field("--preset", metavar="NAME", help="defaults for retries and limits: factory, loki or officeplane")

@@ -314,6 +314,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Run at", moment_and_age(task.run_at)),
         ("Deadline", moment_and_age(task.deadline)),
         ("Lock", ", ".join(_locks(task))),
+        ("Quota keys", ", ".join(task.quota_keys)),
         ("Cost", f"{usd(task.cost_usd)} USD" if task.cost_usd else ""),
         ("Disputed", f"{usd(task.disputed_usd)} USD, not counted" if task.disputed_usd else ""),
         ("Created", " by ".join(filter(None, (moment_and_age(task.created_at), task.created_by)))),

@@ -35,7 +35,7 @@ from lineshaft.http_client import Address, HttpPool, NoResponseError, Response
 from lineshaft.model.file_names import media_type, stored_name
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.tasks import NewTask
-from lineshaft.operations import dags, health, new_tasks, tasks
+from lineshaft.operations import dags, health, new_tasks, reservations, tasks
 from lineshaft.operations.operation import Operation
 from lineshaft.operations.wire import encode
 from lineshaft.settings import TOKEN
@@ -55,6 +55,7 @@ from lineshaft.types import (
 from lineshaft.types.features import ERROR_CATEGORY
 from lineshaft.types.protocol import BatchView, raise_problem
 from lineshaft.types.request import Nothing
+from lineshaft.types.reservations import NewReservation, Settlement
 from lineshaft.types.waits import NewSuspension, WaitEnd
 
 T = TypeVar("T")
@@ -264,6 +265,42 @@ class HttpBackend:
         body = protocol.Batch(items=[protocol.SuspendItem.of(new)])
         (result,) = (await self._post("suspend", _suspended, body)).items
         return result.end()
+
+    async def acquire(self, new: NewReservation, *, wait_sec: float) -> str | None:
+        request = reservations.Acquire(
+            claim_token=new.claim.token,
+            task_id=new.claim.id,
+            key=new.key,
+            units=new.units,
+            wait_sec=wait_sec,
+            idempotency_key=new.idempotency_key,
+        )
+        if not wait_sec:
+            return (await self.call(reservations.acquire, request)).reservation
+        # On a connection of its own, so that those who wait don't hold up other calls.
+        self._check_open()
+        connection, operation = self._pool.connection(), reservations.acquire
+        try:
+            response = await self._pool.request_on(
+                connection,
+                operation.path,
+                operation.wire.encoded(request).body or b"",
+                within_sec=wait_sec + self._answer_sec,
+            )
+        finally:
+            connection.abort()
+        return decoded(response, self._pool, operation.decoder).reservation
+
+    async def settle(self, settlement: Settlement) -> None:
+        claim = settlement.claim
+        request = reservations.Settle(
+            claim_token=claim.token,
+            task_id=claim.id,
+            reservation=settlement.reservation,
+            units=settlement.units,
+            remaining=settlement.remaining,
+        )
+        await self.call(reservations.settle, request)
 
     # Running agents.
 

@@ -22,6 +22,7 @@ from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.outside import OutsideLocks, OutsideRows
 from lineshaft.engine.guards.pauses import Pauses
 from lineshaft.engine.guards.quotas import Quotas
+from lineshaft.engine.guards.reservations import Reservations
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
 from lineshaft.engine.guards.task_types import TaskTypes
@@ -132,6 +133,7 @@ class Engine:
         self.budgets = Budgets(self.database, transitions.locks, self.limits)
         self.pauses = Pauses(self.database)
         self.quotas = Quotas(self.database)
+        self.reservations = Reservations(self.database, transitions.locks)
 
         # Reads.
         self.read = Queries(self.database)

@@ -206,6 +206,9 @@ class _Memory:
         self.steps[new.name] = end.json
         return end
 
+    async def acquire(self, *_: object, **__: object) -> None:
+        """There are no quotas."""
+
     async def spawn(self, *_: object, **__: object) -> NoReturn:
         raise LineshaftError(
             "ctx.spawn needs a queue. Test this handler with a Workbench, not an InlineBench."

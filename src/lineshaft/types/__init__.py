@@ -59,6 +59,10 @@ from lineshaft.types.limits import VelocityAction as VelocityAction
 from lineshaft.types.page import Page as Page
 from lineshaft.types.problems import Fault as Fault
 from lineshaft.types.problems import Problem as Problem
+from lineshaft.types.quota_details import QuotaDetails as QuotaDetails
+from lineshaft.types.quota_details import QuotaKey as QuotaKey
+from lineshaft.types.quota_details import QuotaUser as QuotaUser
+from lineshaft.types.quota_details import QuotaWaiter as QuotaWaiter
 from lineshaft.types.quotas import Quota as Quota
 from lineshaft.types.quotas import QuotaHolder as QuotaHolder
 from lineshaft.types.quotas import Rate as Rate

@@ -154,6 +154,8 @@ def _explained(reason: Reason, one: Task, why: Why, pauses: Sequence[Pause]) -> 
         link = ("Decide" if own else "Dead letters", f"/dead-letters{own}")
     elif code in {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.AGENTS_FULL}:
         since = one.ready_at
+    elif code is ReasonCode.QUOTA and reason.quota:
+        link = ("Quota", f"/quotas/{quote(reason.quota, safe='')}")
     elif code is ReasonCode.BLOCKED_BY_DEPENDENCY:
         since = one.created_at
     retry = code in {ReasonCode.WAITING_RETRY, ReasonCode.CANCELLED, ReasonCode.DEAD_LETTERED}

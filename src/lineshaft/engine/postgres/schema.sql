@@ -500,6 +500,22 @@ CREATE TABLE lineshaft.quota_wake (
     CONSTRAINT quota_wake_pkey PRIMARY KEY (quota, key)
 );
 
+-- What handlers have acquired of quotas with rates; each ends with its claim.
+CREATE TABLE lineshaft.reservation (
+    taken_at timestamp with time zone NOT NULL,
+    part bigint NOT NULL,
+    per_sec double precision NOT NULL,
+    epoch integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C",
+    unit text NOT NULL,
+    amount numeric(20,6) NOT NULL,
+    CONSTRAINT reservation_pkey PRIMARY KEY (id, quota)
+);
+
 -- Decisions about dead letters.
 CREATE TABLE lineshaft.review (
     no bigint GENERATED ALWAYS AS IDENTITY,
@@ -912,6 +928,8 @@ CREATE INDEX notification_sent ON lineshaft.notification USING btree (destinatio
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
 CREATE INDEX quota_wake_at ON lineshaft.quota_wake USING btree (at);
+CREATE UNIQUE INDEX reservation_idempotency_key ON lineshaft.reservation USING btree (task_id, epoch, idempotency_key, quota);
+CREATE INDEX reservation_quota ON lineshaft.reservation USING btree (quota, taken_at);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
 CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);
@@ -984,6 +1002,7 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
+FUNCTION lineshaft.acquire_1(text,integer,text,text,text,jsonb,timestamp with time zone)
 FUNCTION lineshaft.admit_1(integer,text[],text[],text[],text[],text,integer,timestamp with time zone)
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
 FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
@@ -1014,6 +1033,7 @@ FUNCTION lineshaft.keep_locks_1(text[])
 FUNCTION lineshaft.lane_has_quota_1(integer,text[],text,text)
 FUNCTION lineshaft.lane_keys_1(text,text,text,text)
 FUNCTION lineshaft.lock_keys_1(text,jsonb)
+FUNCTION lineshaft.lock_use_1(text,text)
 FUNCTION lineshaft.locks_of_1(text,text,text,jsonb)
 FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
 FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
@@ -1042,6 +1062,7 @@ FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)
 FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
+FUNCTION lineshaft.settle_1(text,integer,text,jsonb,jsonb,timestamp with time zone)
 FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
 FUNCTION lineshaft.take_locks_1(text,timestamp with time zone,text[],text[],text[],jsonb[],double precision[])
