@@ -244,7 +244,7 @@ class Lifecycle(RuleBasedStateMachine):
         keyed = [name for name, task in self.tasks.items() if task.key and task.status in LIVE]
         name = data.draw(st.sampled_from(keyed))
         task, gates = self.tasks[name], data.draw(self.gates)
-        new = self.new_task(task.upstream, locks, gates)
+        new = self.new_task(task.upstream, locks, gates, task.quota_key)
         new = new.with_options(idempotency_key=task.key, on_conflict="replace_waiting")
         call = self.engine.submission.submit([new])
         waits = task.status in {"PENDING", "READY", "RETRYING"}
