@@ -275,6 +275,7 @@ class Keys:
                 "inputs": None if inputs is None else inputs.decode(),
                 "ignore_failure": draft.row.ignore_failure,
                 "known_revision": types.revision,
+                # It adds no task.
                 "checks_waiting": True,
                 "key": draft.row.idempotency_key,
                 "hash": draft.content.hex(),
