@@ -96,10 +96,10 @@ class _Outcome(Protocol):
     missed: bool
     #: Tasks that have a document lock, but weren't claimed.
     stranded: list[str]
-    #: Document locks whose waiters may be able to go on now.
-    passed_on: list[str]
     #: What quotas count for tasks that weren't claimed: to be looked at after the commit.
     looks: list[str] | None
+    #: Document locks whose waiters may be able to go on now.
+    passed_on: list[str]
     #: A breaker may be probed.
     probe_due: bool
     #: There were fewer tasks than asked for, but the delay of another one has passed.

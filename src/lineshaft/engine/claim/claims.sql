@@ -530,14 +530,6 @@ SELECT
         WHEN moved.n IS NULL OR moved.n = 1 THEN
             ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND (lock_owner IS NULL OR locks IS NOT NULL))
     END AS stranded,
-    -- ... and if other waiters for a lock may be able to go on: a task that was woken for it waits for another one now, or it is shared.
-    CASE
-        WHEN moved.n IS NULL OR moved.n = 1 THEN ARRAY(
-            SELECT lock_key FROM decided WHERE obstacle = 'lock' AND refused_key <> lock_key
-            UNION
-            SELECT other.key FROM taken_together, jsonb_each(tasks) AS task, jsonb_array_elements_text(task.value -> 2) AS other (key)
-        )
-    END AS passed_on,
     -- ... and what quotas count for tasks that were parked for them, or not claimed for another reason; it looks at those after the commit.
     CASE
         WHEN (SELECT verdicts FROM admission) IS NOT NULL AND (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM slots_taken) >= 0 THEN ARRAY(
@@ -547,6 +539,14 @@ SELECT
             WHERE verdict.id <> ALL (ARRAY(SELECT id FROM moved))
         )
     END AS looks,
+    -- ... and if other waiters for a lock may be able to go on: a task that was woken for it waits for another one now, or it is shared.
+    CASE
+        WHEN moved.n IS NULL OR moved.n = 1 THEN ARRAY(
+            SELECT lock_key FROM decided WHERE obstacle = 'lock' AND refused_key <> lock_key
+            UNION
+            SELECT other.key FROM taken_together, jsonb_each(tasks) AS task, jsonb_array_elements_text(task.value -> 2) AS other (key)
+        )
+    END AS passed_on,
     -- ... and if a breaker may be probed with a task that this agent could claim.
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (

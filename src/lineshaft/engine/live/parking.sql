@@ -95,3 +95,9 @@ FROM moved HAVING count(*) > 0
 
 -- name: look_at_quotas
 SELECT lineshaft.look_at_quotas_1(%(names)s::text[], %(ids)s::text[], false, coalesce(%(now)s::timestamptz, now()))
+
+-- name: quota_names
+SELECT DISTINCT lineshaft.quota_name_1(limiting.quota, limiting.key)
+FROM lineshaft.task
+CROSS JOIN LATERAL lineshaft.quotas_of_1(lineshaft.parking_keys_1(task.admission, task.tags)) AS limiting
+WHERE (SELECT quota_kinds & 48 <> 0 FROM lineshaft.limits) AND task.id = ANY (%(ids)s::text[])

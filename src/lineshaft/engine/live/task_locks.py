@@ -97,10 +97,10 @@ class LockedTask(Struct, frozen=True):
     require_decision_report: bool
     idempotency_key: str | None
     heartbeat_sec: float
-    #: JSON: by document lock who holds it for the task, now or later: itself, or a batch. None: no locks.
-    lock_holders: bytes | None
     #: Its claim has slots of quotas; or it is READY, and others may be claimed in its place.
     concerns_quotas: bool
+    #: JSON: by document lock who holds it for the task, now or later: itself, or a batch. None: no locks.
+    lock_holders: bytes | None
 
     @property
     def locks(self) -> dict[str, str]:

@@ -29,13 +29,13 @@ SELECT
     task.max_attempts, task.max_cost_usd, task.max_total_cost_usd, task.required_capabilities, task.model_preferences,
     task.fallback_models, task.priority_boost_per_minute, task.gates, task.require_decision_report, task.idempotency_key,
     coalesce(live.heartbeat_sec, 30) AS heartbeat_sec,
+    live.has_slots OR (live.status = 'READY' AND (
+        SELECT limits.quota_kinds & 16 <> 0 OR (limits.quota_kinds & 32 <> 0 AND live.admission IS NOT NULL) FROM lineshaft.limits
+    )) AS concerns_quotas,
     CASE WHEN live.lock_key IS NOT NULL THEN (
         SELECT jsonb_object_agg(needed.key, needed.holder)
         FROM lineshaft.locks_of_1(live.id, live.lock_owner, live.lock_key, live.admission -> 'locks') AS needed
-    ) END AS lock_holders,
-    live.has_slots OR (live.status = 'READY' AND (
-        SELECT limits.quota_kinds & 16 <> 0 OR (limits.quota_kinds & 32 <> 0 AND live.admission IS NOT NULL) FROM lineshaft.limits
-    )) AS concerns_quotas
+    ) END AS lock_holders
 FROM lineshaft.task_live AS live
 JOIN lineshaft.task ON task.id = live.id
 WHERE live.id = ANY (%(ids)s::text[])

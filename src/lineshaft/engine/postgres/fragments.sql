@@ -259,8 +259,8 @@ LIMIT (SELECT room FROM me)
 )
 
 -- fragment: knows_types
--- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it. Or
--- if quotas bound waiting tasks, and it hasn't been checked.
+-- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it.
+-- Or if quotas bound waiting tasks, and it hasn't been checked.
 CASE
     WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN CASE
         WHEN %(checks_waiting)s::boolean OR (SELECT quota_kinds & 128 = 0 FROM lineshaft.limits) THEN true

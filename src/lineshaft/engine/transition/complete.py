@@ -59,9 +59,9 @@ class _Completed(Protocol):
     #: Somebody took its document lock away while the statement ran.
     lock_lost: bool
     lock_key: str | None
+    has_slots: bool
     #: Document locks that it had together, or with readers; None: it had none.
     released_together: list[str] | None
-    has_slots: bool
     #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
     breakers: list[str] | None
 
