@@ -8,6 +8,7 @@ transitions, and clients and agents also over HTTP. `--postgres` and `--transpor
 """
 
 import fcntl
+import gc
 import os
 import re
 import signal
@@ -85,6 +86,16 @@ def one_of_each_major() -> list[Binaries]:
     for binaries in find_binaries():
         majors.setdefault(binaries.major, binaries)
     return [majors[major] for major in sorted(majors)]
+
+
+# Collecting tests makes most of the objects that a process ever has, and they stay until its end. Garbage
+# collections needn't look at them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
