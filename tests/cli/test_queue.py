@@ -420,6 +420,7 @@ def test_events_in_order_and_stats(cli: Cli, dsn: str) -> None:
     assert cli("stats", "--json").json["by_status"]["COMPLETED"] == 1
 
 
+@pytest.mark.slow("calls every command")
 def test_every_command_explains_itself_and_is_completed(cli: Cli) -> None:
     names = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     assert names is not None

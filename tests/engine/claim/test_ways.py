@@ -221,6 +221,7 @@ async def test_claims(ways: Ways, comparison: Comparison, limit: int) -> None:
 # Completions.
 
 
+@pytest.mark.slow("many random worlds")
 async def test_completions(ways: Ways, comparison: Comparison) -> None:
     """Of one task. A report just before the completion changes nothing either."""
     names = ("complete statement", "several", "one slot", "complete statement, reported before")
@@ -250,6 +251,7 @@ async def test_completions(ways: Ways, comparison: Comparison) -> None:
         assert ways.taken[f"completion, {name}"] >= LEAST_SHARE * some, (ways.taken, some)
 
 
+@pytest.mark.slow("many random worlds")
 async def test_completions_of_several(ways: Ways, comparison: Comparison) -> None:
     names = ("complete statement", "several")
     different: list[str] = []
@@ -275,6 +277,7 @@ async def test_completions_of_several(ways: Ways, comparison: Comparison) -> Non
     assert ways.taken["completion of several"] >= LEAST_SHARE * some, (ways.taken, some)
 
 
+@pytest.mark.slow("many random worlds")
 async def test_completions_with_the_next_claim(ways: Ways, comparison: Comparison) -> None:
     """In one transaction, in two of one call, or in two calls."""
     names = ("two calls", "complete statement", "one slot")
@@ -309,6 +312,7 @@ async def test_completions_with_the_next_claim(ways: Ways, comparison: Compariso
     assert ways.taken["both, in one transaction"] >= LEAST_SHARE * some, (ways.taken, some)
 
 
+@pytest.mark.slow("many random worlds")
 async def test_every_end_of_a_claim_settles_the_same(ways: Ways, comparison: Comparison) -> None:
     """What a claim has reserved is free again, and what it cost is spent, however it ends."""
     different: list[str] = []
