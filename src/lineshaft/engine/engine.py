@@ -155,7 +155,9 @@ class Engine:
         )
         self.submission = Submission(self.database, lanes, rules=task_rules)
         self.task_types = TaskTypes(self.database, LimitsOfTypes(self.database, lanes, task_rules))
-        self.maintenance = Maintenance(transitions, fail, self.cancel, self.breakers, self.budgets)
+        self.maintenance = Maintenance(
+            transitions, fail, self.cancel, self.breakers, self.budgets, slowdowns=self.slowdowns
+        )
         self.undelivered = UndeliveredClaims(self.database, release.release)
         self.claims = Claims(
             self.database,

@@ -18,7 +18,7 @@ from msgspec.structs import fields, replace
 #: The category `error`. A server that doesn't know it would not take it for a crash.
 ERROR_CATEGORY = "error_category"
 #: What this version announces as a server.
-FEATURES: frozenset[str] = frozenset({ERROR_CATEGORY, "task_defaults"})
+FEATURES: frozenset[str] = frozenset({ERROR_CATEGORY, "task_defaults", "accounts"})
 
 
 class Needs(NamedTuple):

@@ -114,6 +114,8 @@ class ReasonCode(OpenEnum):
     BREAKER_OPEN = "breaker_open"
     LOCK_HELD = "lock_held"
     SLOWDOWN = "slowdown"
+    #: Agents have no open account.
+    ACCOUNT_CLOSED = "account_closed"
     AGENTS_FULL = "agents_full"
     PAUSED = "paused"
     DEADLINE_MISSED = "deadline_missed"
@@ -126,9 +128,11 @@ class ReasonCode(OpenEnum):
     DEAD_LETTERED = "dead_lettered"
 
 
-class Reason(Struct, frozen=True):
+class Reason(Struct, frozen=True, omit_defaults=True):
     code: ReasonCode
     detail: str
+    #: When the first account opens, where that is known; only of `account_closed`.
+    until: datetime | None = None
 
 
 class Why(Struct, frozen=True):

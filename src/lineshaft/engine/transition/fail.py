@@ -55,7 +55,7 @@ class Failures:
         slowdowns: Slowdowns,
         *,
         uniform: retry.Uniform = random.random,
-        max_retry_after_sec: float = ratelimit.LONGEST_WAIT_SEC,
+        max_retry_after_sec: float = ratelimit.LONGEST_RETRY_AFTER_SEC,
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -79,7 +79,8 @@ class Failures:
             for item in failures:
                 task = locked.get(item.claim.id)
                 if task is not None and task.epoch == item.claim.epoch and task.is_held:
-                    held.append((task, replace(item, spent=UNREPORTED) if item.claim in booked else item))
+                    used = task if item.account is None else replace(task, account=item.account)
+                    held.append((used, replace(item, spent=UNREPORTED) if item.claim in booked else item))
                 else:
                     rest.append(item)
             moved = await self.fail_locked(connection, held, ended_by=FAIL)
@@ -95,7 +96,9 @@ class Failures:
             moved = {result.id: result for result in refused} | moved
             return [moved[item.claim.id] for item in failures]
 
-        return await self._database.run(work)
+        moved = await self._database.run(work)
+        await self._slowdowns.report_outages_of(failures)
+        return moved
 
     async def fail_held(
         self, connection: Connection, agent_id: str, incarnations: Collection[int], ids: Sequence[str]
@@ -156,7 +159,13 @@ class Failures:
             if isinstance(decision, ratelimit.WaitForLimit):
                 limits.append(
                     RateLimited(
-                        task.agent_id, task.incarnation, task.model, decision.slowdown_sec, failure.error
+                        task.agent_id,
+                        task.incarnation,
+                        task.model,
+                        decision.slowdown_sec,
+                        failure.error,
+                        account=task.account,
+                        is_window=decision.is_window,
                     )
                 )
             elif breaker.counts_against(failure.kind):
@@ -164,7 +173,11 @@ class Failures:
                 is_lost = ended_by is None and failure.category in retry.LOST_PROCESS
                 lost = _process(task) if is_lost else None
                 by_default = preset_named(task.preset).counts_for_breakers
-                against.append(CountedFailure(task.id, task.type, task.model, lost, by_default=by_default))
+                against.append(
+                    CountedFailure(
+                        task.id, task.type, task.model, lost, by_default=by_default, account=task.account
+                    )
+                )
         await self._breakers.failed(connection, against)
         await self._slowdowns.signal_slowdowns(connection, limits)
         return moved
@@ -181,11 +194,19 @@ class Failures:
         instances = {row.task_id: row.instances for row in rows}
         decided = []
         fraction = await self._crash_cost_fraction(connection, failures)
+        now = await self._now(connection, failures)
         for task, reported in failures:
             failure = _overdrawn(task, _with_crash_cost(task, reported, fraction))
-            decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)])
+            decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)], now)
             decided.append(_Decided(task, failure, decision))
         return decided
+
+    async def _now(self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]) -> datetime:
+        """What seconds until an instant count from: if one is named, the time of this transaction."""
+        if any(failure.retry_at is not None for _, failure in failures):
+            at: datetime = await fetch_value(connection, _SQL["transaction_time"], self._database.now)
+            return at
+        return self._database.now["now"] or datetime.now(UTC)
 
     async def _crash_cost_fraction(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
@@ -210,19 +231,24 @@ class Failures:
             )
         return moved
 
-    def _retry_after(self, failure: Failure) -> float | None:
-        now = self._database.now["now"] or datetime.now(UTC)
+    def _retry_after(self, failure: Failure, now: datetime) -> float | None:
         longest = self._max_retry_after_sec
+        if failure.retry_at is not None:
+            wait_sec = (failure.retry_at - now).total_seconds()
+            return ratelimit.parse_retry_after(wait_sec, now, longest_sec=longest)
         if failure.retry_after_sec is None:
             return ratelimit.retry_after_in_error(failure.error, now, longest_sec=longest)
         return ratelimit.parse_retry_after(failure.retry_after_sec, now, longest_sec=longest)
 
-    def _decide(self, task: LockedTask, failure: Failure, instances: list[str | None]) -> _Decision:
+    def _decide(
+        self, task: LockedTask, failure: Failure, instances: list[str | None], now: datetime
+    ) -> _Decision:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
             waited = ratelimit.decide_rate_limit(
                 waits_so_far=task.rate_limits,
-                retry_after_sec=self._retry_after(failure),
+                long_waits_so_far=task.long_waits,
+                retry_after_sec=self._retry_after(failure, now),
                 spent_quota=ratelimit.is_spent_quota(failure.error),
                 uniform=self._uniform,
                 refused=rules.refuses(failure.kind),
@@ -396,6 +422,7 @@ def _record_failure(
             delay_sec=decision.wait_sec,
             spent=spent,
             rate_limits=decision.waits,
+            long_waits=decision.long_waits,
             lane_id=lane_id,
         )
         effects.attempt(
@@ -427,6 +454,7 @@ def _record_failure(
             spent=spent,
             attempts=task.attempts + 1,
             rate_limits=0,
+            long_waits=0,
             lane_id=lane_id,
             category=category,
         )

@@ -10,3 +10,6 @@ GROUP BY attempt.task_id
 
 -- name: crash_cost_fraction
 SELECT crash_cost_fraction FROM lineshaft.limits
+
+-- name: transaction_time
+SELECT coalesce(%(now)s::timestamptz, now())
