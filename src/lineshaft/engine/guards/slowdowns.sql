@@ -67,12 +67,12 @@ SELECT key FROM over
 
 -- name: report_outages
 -- Agents whose live processes have accounts, of which none is open, and what has changed since the last look. Read only while there is
--- something to report. An agent whose processes are gone is reported at the instant that was announced.
+-- something to report. Of an agent whose processes are gone, the end is reported at the instant when the first account was to open.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
 offered AS MATERIALIZED (
-    SELECT DISTINCT instance.agent_id, name
+    SELECT DISTINCT instance.agent_id, offer.name
     FROM lineshaft.instance
-    CROSS JOIN LATERAL unnest(instance.accounts) AS name
+    CROSS JOIN LATERAL unnest(instance.accounts) AS offer (name)
     WHERE (
             EXISTS (SELECT FROM lineshaft.slowdown, clock WHERE slowdown.key LIKE 'account:%%' AND slowdown.until > clock.now)
             OR EXISTS (SELECT FROM lineshaft.breaker WHERE breaker.key LIKE 'account:%%' AND breaker.state <> 'closed')
@@ -89,10 +89,11 @@ fleet AS MATERIALIZED (
     CROSS JOIN clock
 ),
 begun AS (
-    INSERT INTO lineshaft.account_outage (agent_id, since, until)
+    INSERT INTO lineshaft.account_outage AS known (agent_id, since, until)
     SELECT fleet.agent_id, clock.now, fleet.until FROM fleet CROSS JOIN clock WHERE fleet.open = '{}' ORDER BY fleet.agent_id
-    ON CONFLICT (agent_id) DO NOTHING
-    RETURNING agent_id, until
+    ON CONFLICT (agent_id) DO UPDATE SET until = excluded.until WHERE known.until IS DISTINCT FROM excluded.until
+    -- Without an earlier version of the row it is new.
+    RETURNING agent_id, until, xmax = 0 AS is_new
 ),
 over AS (
     DELETE FROM lineshaft.account_outage AS outage
@@ -109,10 +110,11 @@ SELECT clock.now, '{accounts.closed,alert}'::text[], begun.agent_id,
         || coalesce('The first opens at ' || lineshaft.iso(begun.until) || ': its tasks wait until then.', 'Its tasks wait.')
     )
 FROM begun JOIN fleet ON fleet.agent_id = begun.agent_id CROSS JOIN clock
+WHERE begun.is_new
 UNION ALL
 SELECT clock.now, '{accounts.opened,alert}'::text[], over.agent_id,
     jsonb_build_object(
         'accounts', coalesce(fleet.open, '{}'), 'since', lineshaft.iso(over.since), 'message',
-        'Agent ' || over.agent_id || ' goes on: ' || coalesce(nullif(array_to_string(fleet.open, ', '), '') || ' is open again.', 'its accounts are open again.')
+        'Agent ' || over.agent_id || ' goes on' || coalesce(' with ' || nullif(array_to_string(fleet.open, ', '), ''), '') || ': not all accounts are closed any more.'
     )
 FROM over LEFT JOIN fleet ON fleet.agent_id = over.agent_id CROSS JOIN clock
