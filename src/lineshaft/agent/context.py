@@ -120,6 +120,11 @@ class _Context:
         return self._execution.task.model
 
     @property
+    def account(self) -> str | None:
+        """The account with a provider to use, one of the agent's; None: the agent has none."""
+        return self._execution.assignment.account
+
+    @property
     def deadline(self) -> datetime | None:
         return self._execution.task.deadline
 
@@ -216,7 +221,7 @@ class _Context:
 
     @property
     def slowdown_until(self) -> datetime | None:
-        """Other agents met a rate limit with this agent's models: go slowly until then. From heartbeats."""
+        """Others met a rate limit with this agent's models or all its accounts: go slowly. From heartbeats."""
         return self._execution.host.slowdown_until
 
     # Cancellation.
