@@ -221,7 +221,7 @@ class _Context:
 
     @property
     def slowdown_until(self) -> datetime | None:
-        """Others met a rate limit with this agent's models or all its accounts: go slowly. From heartbeats."""
+        """Others met a rate limit with its models or all its accounts: go slowly until then."""
         return self._execution.host.slowdown_until
 
     # Cancellation.

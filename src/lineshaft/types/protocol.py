@@ -287,7 +287,7 @@ class Fail(Spending, frozen=True, kw_only=True):
     #: The last 16 KiB are kept, for people: it decides nothing.
     traceback: str | None = None
     #: When the provider's limit ends; it counts instead of `retry_after_sec`.
-    retry_at: Annotated[datetime | None, Meta(tz=True), Needs("accounts")] = None
+    retry_at: Annotated[Annotated[datetime, Meta(tz=True)] | None, Needs("accounts")] = None
     #: The account that the attempt used; null: that of the claim.
     account: Annotated[Name | None, Needs("accounts")] = None
 
