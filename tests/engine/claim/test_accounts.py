@@ -286,6 +286,17 @@ async def test_only_the_agent_waits(world: World) -> None:
     assert (await world.take(await world.agent("bob"))).id == task_id
 
 
+async def test_all_processes_of_the_agent_wait(world: World) -> None:
+    """Also one with models, which nobody has slowed down."""
+    agent = await world.agent("ann", instance="one")
+    other = await world.agent("ann", instance="two", models_available=("opus",))
+    await world.submit(NewTask("code"), NewTask("code"))
+    await close(world, (await world.claim(agent))[0])
+
+    assert await world.claim(other) == []
+    assert await world.claim(other, 2) == []
+
+
 @pytest.mark.parametrize("wait_sec", [30, 3_600])
 async def test_up_to_an_hour_for_half_the_time(world: World, wait_sec: int) -> None:
     """An account in place of the model; and everyone, where nothing is known."""
