@@ -24,7 +24,7 @@ from tests.wire_types import wire_types
 class LaterAgent(NewAgent, frozen=True, kw_only=True):
     """As a later version may declare it."""
 
-    accounts: Annotated[tuple[str, ...], Needs("accounts")] = ()
+    regions: Annotated[tuple[str, ...], Needs("regions")] = ()
 
 
 class Item(Request, frozen=True, kw_only=True):
@@ -36,20 +36,20 @@ class Batch(Request, frozen=True, kw_only=True):
     items: list[Item]
 
 
-AGENT = LaterAgent(id="later", capabilities=("code",), accounts=("team-1",))
+AGENT = LaterAgent(id="later", capabilities=("code",), regions=("eu-1",))
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a later version, with a feature; the announcements of servers are edited."""
-    monkeypatch.setattr(features, "FEATURES", frozenset({"accounts"}))
+    monkeypatch.setattr(features, "FEATURES", frozenset({"regions"}))
 
 
 @contextmanager
 def server(
     thread: ServerThread, dsn: str, *, announces: list[str] | None, takes: bool = False
 ) -> Iterator[tuple[str, list[Any]]]:
-    """The URL of a server and the registrations that it gets; `takes`: it knows the field `accounts`."""
+    """The URL of a server and the registrations that it gets; `takes`: it knows the field `regions`."""
     registrations: list[Any] = []
 
     def edit(path: str, answer: Any) -> Any:
@@ -66,7 +66,7 @@ def server(
                     body = msgspec.json.decode(message["body"])
                     registrations.append(dict(body))
                     if takes:
-                        body.pop("accounts", None)
+                        body.pop("regions", None)
                         message["body"] = msgspec.json.encode(body)
                 return message
 
@@ -96,11 +96,11 @@ async def test_a_field_that_the_server_has_not_announced_is_left_out(
 async def test_a_field_that_the_server_has_announced_is_sent_with_the_first_call(
     dsn: str, server_thread: ServerThread
 ) -> None:
-    with server(server_thread, dsn, announces=["accounts"], takes=True) as (url, registrations):
+    with server(server_thread, dsn, announces=["regions"], takes=True) as (url, registrations):
         async with Lineshaft(url) as shaft:
             await shaft.backend.call(register_agent, RegisterAgent(agent=AGENT))
 
-    assert [body["accounts"] for body in registrations] == [["team-1"]]
+    assert [body["regions"] for body in registrations] == [["eu-1"]]
 
 
 @pytest.mark.usefixtures("later")
@@ -108,13 +108,13 @@ async def test_where_an_older_server_answers_too_it_gets_what_it_understands(
     dsn: str, server_thread: ServerThread
 ) -> None:
     """Behind a load balancer during an upgrade, the server that announces isn't the one that is asked."""
-    with server(server_thread, dsn, announces=["accounts"]) as (url, registrations):
+    with server(server_thread, dsn, announces=["regions"]) as (url, registrations):
         async with Lineshaft(url) as shaft:
             registered = await shaft.backend.call(register_agent, RegisterAgent(agent=AGENT))
             agents = (await shaft.agents()).items
 
     assert [sorted(body) for body in registrations] == [
-        ["accounts", "capabilities", "id"],
+        ["capabilities", "id", "regions"],
         ["capabilities", "id"],
     ]
     assert [(agent.id, agent.incarnation) for agent in agents] == [("later", registered.incarnation)]
@@ -125,7 +125,7 @@ async def test_a_mistake_is_refused_as_ever(dsn: str, server_thread: ServerThrea
     class Misspelt(NewAgent, frozen=True, kw_only=True):
         capability: str = ""
 
-    with server(server_thread, dsn, announces=["accounts"]) as (url, registrations):
+    with server(server_thread, dsn, announces=["regions"]) as (url, registrations):
         async with Lineshaft(url) as shaft:
             with pytest.raises(InvalidInputError, match="capability: unknown field"):
                 await shaft.backend.call(

@@ -255,7 +255,8 @@ def show_(args: argparse.Namespace) -> int:
             return 0
         attempts, steps = shaft.attempts(task.id), shaft.steps(task.id)
         acts = _acts(shaft, task.id)
-    print_task(task, version=attempts[-1].version if attempts else None)
+    last = attempts[-1] if attempts else None
+    print_task(task, version=last and last.version, account=last and last.account)
     if steps:
         print()
         _print_steps(steps)
@@ -285,8 +286,8 @@ def _print_acts(acts: "Sequence[Event]") -> None:
     )
 
 
-def print_task(task: "Task", *, version: str | None = None) -> None:
-    """`version`: of the agent of the current or last attempt."""
+def print_task(task: "Task", *, version: str | None = None, account: str | None = None) -> None:
+    """`version`: of the agent of the current or last attempt; `account`: the one that it uses."""
     output, large = task.output.data, task.output.data_ref
     waits_for = ", ".join(id_for_people(name) for name in task.blocked_by)
     facts = [
@@ -301,6 +302,7 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Blocked", task.blocked_reason or ""),
         ("Agent", task.claim.agent_id or ""),
         ("Model", task.model or ""),
+        ("Account", account or ""),
         ("Version", version or ""),
         ("Tries", tries(task)),
         ("Retry at", moment_and_age(task.retry_at)),
