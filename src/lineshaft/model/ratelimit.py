@@ -154,7 +154,7 @@ class WaitForLimit(Struct, frozen=True):
     @property
     def is_window(self) -> bool:
         """It is too long for everyone to wait."""
-        return self.wait_sec > LONGEST_WAIT_SEC
+        return self.slowdown_sec > LONGEST_WAIT_SEC
 
 
 class CountsAsFailure(Struct, frozen=True):

@@ -179,14 +179,29 @@ async def test_it_is_recorded_with_every_attempt(world: World) -> None:
 
 
 async def test_a_window_parks_the_task_and_closes_its_account(world: World) -> None:
-    """No attempt, no rate limit counted; others go on with the other account."""
-    agent = await coder(world, models_available=("opus",))
+    """No attempt, and no rate limit counted."""
+    agent = await coder(world, accounts=("team-1",), models_available=("opus",))
     task_id = await world.one()
     until = await close(world, await world.take(agent))
 
     live = world.live(task_id)
     assert (live["attempts"], live["rate_limits"], live["long_waits"], live["due_at"]) == (0, 0, 1, until)
     assert slowed(world) == {"account:team-1": until}
+
+
+async def test_a_task_goes_on_with_another_account_at_once(world: World) -> None:
+    """As all others do; once that is closed too, it waits until the first opens."""
+    agent = await coder(world, models_available=("opus",))
+    task_id = await world.one()
+    until = await close(world, await world.take(agent))
+    assert slowed(world) == {"account:team-1": until}
+    task = await world.take(agent)
+    assert (task.id, task.account) == (task_id, "team-2")
+    await close(world, task, timedelta(days=2))
+    live = world.live(task_id)
+    assert (live["attempts"], live["rate_limits"], live["long_waits"], live["due_at"]) == (0, 0, 2, until)
+
+    await world.engine.slowdowns.end("account:team-2")
     await world.submit(*[NewTask("code") for _ in range(3)])
     tasks = await world.claim(agent, 3)
     assert [task.account for task in tasks] == ["team-2"] * 3
@@ -221,26 +236,28 @@ async def test_without_an_open_account_nothing_is_claimed_until_one_opens(world:
     world.age(hours=2)
     await Promoter(world.engine.maintenance).run_once()
     tasks = await world.claim(agent, 9)
-    assert {task.id: task.account for task in tasks} == {waiting: "team-1", first: "team-1"}
-    world.age(hours=3)
-    await Promoter(world.engine.maintenance).run_once()
-    (task,) = await world.claim(agent, 9)
-    assert (task.id, task.account) == (second, "team-2")
+    assert {task.id: task.account for task in tasks} == dict.fromkeys((first, second, waiting), "team-1")
     assert {world.live(name)["attempts"] for name in (first, second, waiting)} == {0}
 
 
-async def test_a_task_whose_account_is_closed_takes_another(world: World) -> None:
-    """Those that run go on."""
+async def test_tasks_that_run_on_an_account_that_closes_go_on(world: World) -> None:
     agent = await coder(world)
     await world.submit(*[NewTask("code") for _ in range(3)])
     goes_on, closes = (await world.claim(agent, 3))[::2]
     assert (goes_on.account, closes.account) == ("team-1", "team-1")
     await close(world, closes)
-    await world.heartbeat(agent.id, agent.incarnation, [ref(goes_on)])
-    await world.engine.revive.retry(closes.id)
 
-    assert (await world.take(agent)).account == "team-2"
+    await world.heartbeat(agent.id, agent.incarnation, [ref(goes_on)])
     assert await world.complete(goes_on) is Status.COMPLETED
+
+
+async def test_an_account_that_the_agent_does_not_offer_is_no_reason_to_hurry(world: World) -> None:
+    """It would meet the same limit again, as fast as it can."""
+    agent = await coder(world)
+    task_id = await world.one()
+    until = await close(world, await world.take(agent), account="team-9")
+
+    assert world.live(task_id)["due_at"] == until
 
 
 @pytest.mark.parametrize(
@@ -333,7 +350,7 @@ async def test_the_longest_wait_is_a_setting_of_eight_days(world: World) -> None
 
 
 async def test_an_instant_that_has_passed_is_no_wait(world: World) -> None:
-    agent = await coder(world)
+    agent = await coder(world, accounts=("team-1",))
     task_id = await world.one()
     await close(world, await world.take(agent), timedelta(hours=-1))
 

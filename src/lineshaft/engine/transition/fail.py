@@ -46,6 +46,11 @@ class _FailedInstances(Struct, frozen=True):
     instances: list[str | None]
 
 
+class _OtherAccounts(Struct, frozen=True):
+    task_id: str
+    wait_sec: float | None
+
+
 class Failures:
     def __init__(
         self,
@@ -184,7 +189,7 @@ class Failures:
 
     async def _decide_all(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
-    ) -> list[_Decided]:
+    ) -> Sequence[_Decided]:
         rows = await fetch_rows(
             connection,
             _FailedInstances,
@@ -199,7 +204,38 @@ class Failures:
             failure = _overdrawn(task, _with_crash_cost(task, reported, fraction))
             decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)], now)
             decided.append(_Decided(task, failure, decision))
-        return decided
+        return await self._with_other_accounts(connection, decided)
+
+    async def _with_other_accounts(
+        self, connection: Connection, decided: Sequence[_Decided]
+    ) -> Sequence[_Decided]:
+        """What met the end of a window doesn't wait for it while its agent has another account."""
+        closed = [
+            task
+            for task, _, decision in decided
+            if isinstance(decision, ratelimit.WaitForLimit)
+            and decision.long_waits > task.long_waits
+            and task.account is not None
+        ]
+        if not closed:
+            return decided
+        parameters = {
+            **self._database.now,
+            "ids": [task.id for task in closed],
+            "agent_ids": [task.agent_id for task in closed],
+            "incarnations": [task.incarnation for task in closed],
+            "accounts": [task.account for task in closed],
+        }
+        rows = await fetch_rows(connection, _OtherAccounts, _SQL["other_accounts"], parameters)
+        waits = {row.task_id: row.wait_sec for row in rows if row.wait_sec is not None}
+        return [
+            each._replace(
+                decision=replace(each.decision, wait_sec=min(waits[each.task.id], each.decision.wait_sec))
+            )
+            if isinstance(each.decision, ratelimit.WaitForLimit) and each.task.id in waits
+            else each
+            for each in decided
+        ]
 
     async def _now(self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]) -> datetime:
         """What seconds until an instant count from: if one is named, the time of this transaction."""
@@ -434,7 +470,8 @@ def _record_failure(
             traceback=traceback,
             ended_by=ended_by,
         )
-        effects.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
+        named = {} if task.account is None else {"account": task.account}
+        effects.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec, **named})
         return Status.RETRYING
     effects.attempt(
         task,
