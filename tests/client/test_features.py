@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from msgspec.inspect import StructType
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
+from lineshaft import Agent, Lineshaft, NewTask, RateLimited, SyncLineshaft, TaskContext
 from lineshaft.errors import InvalidInputError
 from lineshaft.operations.agents import RegisterAgent, register_agent
 from lineshaft.server.app import OPERATIONS
@@ -190,3 +191,28 @@ async def test_an_older_server_is_told_of_a_crash(
             task = await shaft.submit(NewTask("t", max_attempts=1))
             await agent.run(shaft, until_idle=True, handle_signals=False)
             assert (await shaft.get(task)).failure_category == category
+
+
+async def test_an_older_server_gets_neither_accounts_nor_instants(
+    dsn: str, server_thread: ServerThread
+) -> None:
+    """It is told how long the wait is; handlers get no account."""
+    agent = Agent("a", accounts=["team-1"])
+    used: list[str | None] = []
+
+    @agent.task("t")
+    async def handler(ctx: TaskContext) -> None:
+        used.append(ctx.account)
+        raise RateLimited(retry_at=datetime.now(UTC) + timedelta(minutes=30), account="team-1")
+
+    with server(server_thread, dsn, announces=[features.ERROR_CATEGORY]) as (url, registrations):
+        async with Lineshaft(url) as shaft:
+            task = await shaft.submit(NewTask("t"))
+            await agent.run(shaft, until_idle=True, handle_signals=False)
+            found = await shaft.get(task)
+            keys = [slowdown.key for slowdown in (await shaft.slowdowns()).items]
+
+    assert all("accounts" not in body for body in registrations)
+    assert (used, keys, found.attempts) == ([None], ["*"], 0)
+    assert found.retry_at is not None
+    assert timedelta(minutes=29) < found.retry_at - datetime.now(UTC) < timedelta(minutes=31)

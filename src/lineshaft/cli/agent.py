@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from lineshaft.child_environment import child_environment
 from lineshaft.cli.usage import UsageError, positive
 from lineshaft.errors import LineshaftError
-from lineshaft.model.accounts import account_fault
 from lineshaft.saved_token import is_readable, path_of
 from lineshaft.settings import Settings
 
@@ -192,6 +191,8 @@ def _names(text: str) -> list[str]:
 
 
 def _account(text: str) -> tuple[str, Path | None]:
+    from lineshaft.model.accounts import account_fault  # noqa: PLC0415 - slow to import
+
     name, named, file = text.partition("=")
     if fault := account_fault(name):
         raise argparse.ArgumentTypeError(fault)
