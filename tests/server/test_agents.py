@@ -29,7 +29,6 @@ async def test_a_registration_names_its_process(client: Client) -> None:
         "capabilities": ["a"],
         "types": None,
         "models_available": [],
-        "accounts": [],
         "max_concurrent_tasks": 2,
         "current_tasks": 0,
         "task_ids": [],

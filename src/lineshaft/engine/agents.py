@@ -89,6 +89,7 @@ class _InstanceRow(InstanceInfo, frozen=True, kw_only=True):
     """`status` is that of the process; what was set by hand isn't considered. Without tasks."""
 
     agent_id: str
+    accounts: list[str]
 
 
 class _Replicas(Struct, frozen=True):

@@ -65,7 +65,6 @@ class InstanceInfo(Struct, frozen=True, kw_only=True):
     #: None: every type that matches its capabilities.
     types: list[str] | None
     models_available: list[str]
-    accounts: list[str] = []
     max_concurrent_tasks: int
     current_tasks: int
     task_ids: list[str]
@@ -80,7 +79,7 @@ class AgentAccount(Struct, frozen=True):
     name: str
     #: Claims use it.
     open: bool
-    #: When it opens again; None: it is open, or nobody knows.
+    #: When it opens again; None: it is open, or that is not known.
     until: datetime | None = None
 
 

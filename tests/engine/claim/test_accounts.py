@@ -478,4 +478,3 @@ async def test_agents_show_their_accounts(world: World) -> None:
         ("team-1", False, until),
         ("team-2", True, None),
     ]
-    assert found.instances[0].accounts == ["team-1", "team-2"]

@@ -18,7 +18,7 @@ CREATE TABLE lineshaft.account_outage (
 );
 COMMENT ON TABLE lineshaft.account_outage IS 'Agents of which it was reported that all their accounts are closed.';
 COMMENT ON COLUMN lineshaft.account_outage.since IS 'When it was reported.';
-COMMENT ON COLUMN lineshaft.account_outage.until IS 'When the first of them opens; null: nobody knows.';
+COMMENT ON COLUMN lineshaft.account_outage.until IS 'When the first of them opens; null: not known.';
 COMMENT ON COLUMN lineshaft.account_outage.agent_id IS 'The agent.';
 
 ALTER TABLE lineshaft.task_live
