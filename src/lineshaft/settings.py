@@ -309,7 +309,7 @@ class Settings:
         "How many lanes (kinds of tasks for claims) may have waiting tasks when a submission needs another.",
     )
     max_retry_after_sec: float = _setting(
-        _TIME_LIMIT, 3600.0, "The longest wait that a provider may ask for with Retry-After."
+        _TIME_LIMIT, 691200.0, "The longest wait that a provider may ask for: 8 days."
     )
     keep_tasks_days: float | None = _setting(
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."

@@ -18,6 +18,7 @@ from lineshaft.agent.outcome import AttemptCancelled as AttemptCancelled
 from lineshaft.agent.outcome import BudgetExceeded as BudgetExceeded
 from lineshaft.agent.outcome import Cancel as Cancel
 from lineshaft.agent.outcome import Fail as Fail
+from lineshaft.agent.outcome import RateLimited as RateLimited
 from lineshaft.agent.outcome import Result as Result
 from lineshaft.agent.outcome import SignalTimeout as SignalTimeout
 from lineshaft.agent.outcome import Snooze as Snooze

@@ -123,6 +123,11 @@ class _Context:
         return self._execution.task.model
 
     @property
+    def account(self) -> str | None:
+        """The account with a provider to use, one of the agent's; None: the agent has none."""
+        return self._execution.assignment.account
+
+    @property
     def deadline(self) -> datetime | None:
         return self._execution.task.deadline
 
@@ -219,7 +224,7 @@ class _Context:
 
     @property
     def slowdown_until(self) -> datetime | None:
-        """Other agents met a rate limit with this agent's models: go slowly until then. From heartbeats."""
+        """Others met a rate limit with its models or all its accounts: go slowly until then."""
         return self._execution.host.slowdown_until
 
     # Cancellation.

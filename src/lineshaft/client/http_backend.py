@@ -7,6 +7,7 @@ not valid JSON) is refused before anything is sent, by the same functions.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -52,7 +53,7 @@ from lineshaft.types import (
 from lineshaft.types import (
     work as w,
 )
-from lineshaft.types.features import ERROR_CATEGORY
+from lineshaft.types.features import ACCOUNTS, ERROR_CATEGORY
 from lineshaft.types.protocol import BatchView, raise_problem
 from lineshaft.types.request import Nothing
 from lineshaft.types.reservations import NewReservation, Settlement
@@ -228,6 +229,8 @@ class HttpBackend:
     async def fail(self, items: Sequence[w.Failure]) -> list[w.Moved]:
         if not self._features.has(ERROR_CATEGORY):
             items = [_without_error_category(item) for item in items]
+        if not self._features.has(ACCOUNTS):
+            items = [_with_wait(item) for item in items]
         return await self._outcomes("fail", [protocol.FailItem.of(item) for item in items])
 
     async def release(self, items: Sequence[w.Release]) -> list[w.Moved]:
@@ -341,6 +344,15 @@ class HttpBackend:
 
     async def maintain(self) -> float | None:
         return (await self._post("maintain", _maintained, {})).next_sec
+
+
+def _with_wait(item: w.Failure) -> w.Failure:
+    """For a server that knows no instants: how long it is until then, by the clock of this process."""
+    if item.retry_at is None:
+        return item
+    return msgspec.structs.replace(
+        item, retry_after_sec=max((item.retry_at - datetime.now(UTC)).total_seconds(), 0.0)
+    )
 
 
 def _without_error_category(item: w.Failure) -> w.Failure:

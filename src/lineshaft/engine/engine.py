@@ -159,7 +159,9 @@ class Engine:
         )
         self.submission = Submission(self.database, lanes, self.cancel.cancel_in, rules=task_rules)
         self.task_types = TaskTypes(self.database, LimitsOfTypes(self.database, lanes, task_rules))
-        self.maintenance = Maintenance(transitions, fail, self.cancel, self.breakers, self.budgets)
+        self.maintenance = Maintenance(
+            transitions, fail, self.cancel, self.breakers, self.budgets, slowdowns=self.slowdowns
+        )
         self.undelivered = UndeliveredClaims(self.database, release.release)
         self.claims = Claims(
             self.database,

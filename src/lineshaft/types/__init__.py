@@ -21,6 +21,7 @@ from lineshaft.model.tasks import RetrySpec as RetrySpec
 from lineshaft.model.tasks import TaskDefaults as TaskDefaults
 from lineshaft.model.tasks import TaskOptions as TaskOptions
 from lineshaft.model.type_defaults import TypeDefaults as TypeDefaults
+from lineshaft.types.agents import AgentAccount as AgentAccount
 from lineshaft.types.agents import AgentInfo as AgentInfo
 from lineshaft.types.agents import InstanceInfo as InstanceInfo
 from lineshaft.types.agents import NewAgent as NewAgent

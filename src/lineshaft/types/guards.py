@@ -36,7 +36,7 @@ class Breaker(Struct, frozen=True):
 
 
 class Slowdown(Struct, frozen=True):
-    #: `model:NAME`, `provider:NAME` for all models NAME/…, or `*` for all.
+    #: `account:NAME`, `model:NAME`, `provider:NAME` for all models NAME/…, `agent:ID`, or `*` for all.
     key: str
     until: datetime
     reason: str | None

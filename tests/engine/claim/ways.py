@@ -169,6 +169,7 @@ class RandomWorld:
             models_available=self.rng.choice([(), ("m1",), ("m1", "m2")]),
             max_concurrent_tasks=self.rng.choice([1, 2, 4, 4]),
             budget_usd=None if self.is_plain or self.maybe(0.6) else self.amount("0.6", "3", "50"),
+            accounts=() if self.is_plain or self.maybe(0.6) else ("team-1", "team-2"),
         )
         await self.quotas()
         for _ in range(self.rng.randint(1, 5)):
@@ -231,7 +232,8 @@ class RandomWorld:
 
     async def past(self) -> None:
         """Attempts of another agent, which cost something; their tasks may be claimed again."""
-        bob = await self.actions.agent("bob", capabilities=("sql",))
+        accounts = () if self.is_plain else ("team-2", "team-3")
+        bob = await self.actions.agent("bob", capabilities=("sql",), accounts=accounts)
         for task in await self.actions.claim(bob, self.rng.randint(1, 3)):
             spent = Spent(self.amount(None, "0.2", "0.4"), 5, 6)
             if self.maybe(0.3):
@@ -266,8 +268,12 @@ class RandomWorld:
                 "pause", {"type": self.rng.choice(["review", "other", "code", "*"]), "since": now}
             )
         if self.maybe(0.2):
-            key = self.rng.choice(["model:m1", "model:m2", "model:m3", "*"])
+            key = self.rng.choice(["model:m1", "model:m2", "model:m3", "*", "agent:ann", "agent:bob"])
             self.factory.insert("slowdown", {"key": key, "signalled_at": now, "until": later})
+        if self.maybe(0.3):
+            for name in self.rng.choice([["team-1"], ["team-2"], ["team-1", "team-2"]]):
+                values = {"key": f"account:{name}", "signalled_at": now, "until": later}
+                self.factory.insert("slowdown", values)
         if self.maybe(0.2):
             key = self.rng.choice(["review", "other", "model:m2"])
             self.connection.execute("DELETE FROM lineshaft.breaker WHERE key = %s", [key])

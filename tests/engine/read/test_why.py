@@ -332,6 +332,7 @@ class Chaos:
                 models_available=tuple(self.some(MODELS)) if self.maybe(0.7) else (),
                 max_concurrent_tasks=self.rng.choice([1, 3, 9]),
                 budget_usd=self.rng.choice([None, None, *COSTS]),
+                accounts=tuple(self.some(ACCOUNTS)) if self.maybe(0.3) else (),
             )
             self.agents.append(agent)
         if self.maybe(0.6):
@@ -389,10 +390,15 @@ class Chaos:
                 self.factory.insert(
                     "slowdown", {"key": f"model:{model}", "signalled_at": now, "until": until}
                 )
-        if self.maybe(0.05):
-            later = now + timedelta(days=1)
-            self.factory.insert("slowdown", {"key": "*", "signalled_at": now, "until": later})
-        for key in ("model:gpt", "code", "review"):
+        later = now + timedelta(days=1)
+        for key, chance in {
+            "*": 0.05,
+            "agent:agent0": 0.1,
+            **dict.fromkeys(map(OF_ACCOUNT, ACCOUNTS), 0.4),
+        }.items():
+            if self.maybe(chance):
+                self.factory.insert("slowdown", {"key": key, "signalled_at": now, "until": later})
+        for key in ("model:gpt", "code", "review", *map(OF_ACCOUNT, ACCOUNTS)):
             if self.maybe(0.1):
                 state = self.rng.choice(["closed", "open"])
                 self.factory.insert("breaker", {"key": key, "state": state, "opened_at": now})
@@ -414,6 +420,8 @@ class Chaos:
 
 
 MODELS = ["opus", "haiku", "gpt"]
+ACCOUNTS = ["team-1", "team-2"]
+OF_ACCOUNT = "account:{}".format
 COSTS = [0.4, 1, 2]
 
 

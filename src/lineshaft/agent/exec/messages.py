@@ -9,7 +9,8 @@ Most messages have no answer:
     {"artifact": ANYTHING}
     {"decision_report": ANYTHING}
     {"fail": REASON, "category": NAME, "retry_after_sec": N}   how the attempt ends, whatever the exit code;
-    {"snooze": SECONDS}                                        the last of these counts
+    {"rate_limited": REASON, "retry_at": TIME}                 the last of these counts
+    {"snooze": SECONDS}
     {"cancel": REASON}
     {"settle": RESERVATION, "units": {"tokens": N}}            what was really used of a quota
 
@@ -30,6 +31,7 @@ program and fails the attempt, since its content would be lost.
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -38,7 +40,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.process import Inflow
-from lineshaft.agent.outcome import Cancel, Fail, Snooze
+from lineshaft.agent.outcome import Cancel, Fail, RateLimited, Snooze
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.tasks import NewTask
@@ -72,6 +74,9 @@ class Message(Struct, forbid_unknown_fields=True):
     fail: str | UnsetType = UNSET
     category: str = FailureCategory.ERROR
     retry_after_sec: float | None = None
+    rate_limited: str | UnsetType = UNSET
+    retry_at: datetime | None = None
+    account: str | None = None
     snooze: float | UnsetType = UNSET
     cancel: str | UnsetType = UNSET
 
@@ -79,7 +84,7 @@ class Message(Struct, forbid_unknown_fields=True):
 #: The kinds of messages; `spend` may also belong to a step, and comes last.
 _KINDS = (
     *("progress", "step", "checkpoint", "artifact", "decision_report", "spawn", "sleep", "wait_for"),
-    *("quota", "settle", "fail", "snooze", "cancel", "spend"),
+    *("quota", "settle", "fail", "rate_limited", "snooze", "cancel", "spend"),
 )
 _decode = msgspec.json.Decoder(Message).decode
 
@@ -157,6 +162,13 @@ class Conversation:
                 self.decision_report = message.decision_report
             case "fail":
                 self.wish = Fail(str(message.fail), message.category, retry_after_sec=message.retry_after_sec)
+            case "rate_limited":
+                self.wish = RateLimited(
+                    str(message.rate_limited),
+                    retry_at=message.retry_at,
+                    retry_after_sec=message.retry_after_sec,
+                    account=message.account,
+                )
             case "snooze" if message.snooze is not UNSET:
                 self.wish = Snooze(message.snooze)
             case "cancel":

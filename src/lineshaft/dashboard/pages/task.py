@@ -126,6 +126,7 @@ class Explained(Struct, frozen=True):
 _LINKS = {
     ReasonCode.BREAKER_OPEN: ("Guards", "/guards"),
     ReasonCode.SLOWDOWN: ("Guards", "/guards"),
+    ReasonCode.ACCOUNT_CLOSED: ("Guards", "/guards"),
     ReasonCode.LOCK_HELD: ("Locks", "/guards"),
     ReasonCode.NO_CAPABLE_AGENT: ("Agents", "/agents"),
     ReasonCode.NO_AFFORDABLE_AGENT: ("Agents", "/agents"),

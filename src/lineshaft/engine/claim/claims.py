@@ -34,6 +34,7 @@ from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.read.unknown_instance import unknown_instance
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.model.accounts import ACCOUNT
 from lineshaft.types.artifacts import REF_PREFIX, InputArtifact, artifact_id
 from lineshaft.types.work import (
     MAX_INPUT_BYTES,
@@ -517,7 +518,7 @@ class Claims:
                 round_ = await self._claim_once(connection, probe)
                 stranded.update(round_.outcome.stranded)
             for task in round_.tasks:
-                keys = probing & {task.type, f"{MODEL}{task.model}"}
+                keys = probing & {task.type, f"{MODEL}{task.model}", f"{ACCOUNT}{task.account}"}
                 if not await self._breakers.start_probe(connection, task.id, keys):
                     raise _ProbeTakenError
         return round_

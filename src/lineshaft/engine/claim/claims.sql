@@ -22,7 +22,9 @@ WITH RECURSIVE clock AS MATERIALIZED (
 -- Locked first: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
+        agent_id, capabilities, types, models_available, accounts, version, claim_ttl_sec, heartbeat_interval_sec,
+        (SELECT now FROM clock) AS now,
+        EXISTS (SELECT FROM lineshaft.slowdown WHERE key = 'agent:' || agent_id AND until > (SELECT now FROM clock)) AS is_slow,
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
     FROM lineshaft.instance
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
@@ -58,6 +60,21 @@ barred AS MATERIALIZED (
         ) AS keys
     ) AS slow_or_broken
 ),
+-- The accounts of this instance that can be used; only those that are probed, if there are some. Read once its rows are locked: a claim that
+-- had to wait doesn't use an account that was closed in the meantime.
+usable AS MATERIALIZED (
+    SELECT names, coalesce(nullif(ARRAY(
+        SELECT name FROM unnest(names) AS name WHERE 'account:' || name = ANY (%(probing)s::text[])
+    ), '{}'), names) AS preferred
+    FROM (
+        SELECT CASE
+            WHEN me.accounts = '{}' THEN '{}'
+            WHEN (SELECT count(*) FROM own_budget) >= 0
+            THEN lineshaft.open_accounts_1(me.accounts, %(probing)s::text[], (SELECT now FROM clock))
+        END AS names
+        FROM me
+    ) AS offered
+),
 search AS MATERIALIZED (SELECT types FROM me WHERE room > 0 AND %(task_id)s::text IS NULL),
 few AS MATERIALIZED (
     -- include: few_lanes
@@ -89,13 +106,17 @@ suitable AS MATERIALIZED (
         (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
         AND lineshaft.affords_1(funds.money, lane.cost_from_usd, funds.default_max_cost_usd)
         AND coalesce(quotas.room > 0, true)
+        AND NOT me.is_slow
+        AND (me.accounts = '{}' OR usable.names <> '{}')
         AND (
             %(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[])
+            OR 'account:' || usable.preferred[1] = ANY (%(probing)s::text[])
             OR coalesce('model:' || chosen.model = ANY (%(probing)s::text[]), false)
         ) AS is_eligible
     FROM me
     CROSS JOIN funds
     CROSS JOIN barred
+    CROSS JOIN usable
     CROSS JOIN found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     CROSS JOIN LATERAL (SELECT lineshaft.chosen_model_1(lane.models, me.models_available, barred.keys) AS model OFFSET 0) AS chosen
@@ -177,7 +198,7 @@ locked AS MATERIALIZED (
     CROSS JOIN funds
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, admission -> 'locks' AS locks, heartbeat_sec,
-            first_started_at IS NOT NULL AS resume,
+            last_account, first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -194,7 +215,8 @@ locked AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
     CROSS JOIN LATERAL (
-        SELECT quota.has_quota OR funds.quota_kinds & 16 <> 0 OR (taken.admission IS NOT NULL AND funds.quota_kinds & 32 <> 0) AS is_limited
+        SELECT quota.has_quota OR funds.quota_kinds & 16 <> 0 OR (taken.admission IS NOT NULL AND funds.quota_kinds & 32 <> 0)
+            OR (funds.quota_kinds & 4 <> 0 AND (SELECT accounts <> '{}' FROM me)) AS is_limited
     ) AS limited
     UNION ALL
     SELECT named.*, 0, 0, suitable.type, suitable.model, funds.quota_kinds & 63 <> 0, false
@@ -202,7 +224,7 @@ locked AS MATERIALIZED (
     CROSS JOIN funds
     CROSS JOIN LATERAL (
         SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, admission -> 'locks' AS locks, heartbeat_sec,
-            first_started_at IS NOT NULL AS resume,
+            last_account, first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -215,18 +237,30 @@ locked AS MATERIALIZED (
     ) AS named
     WHERE suitable.is_eligible
 ),
+-- By task, if the instance has accounts.
+chosen_account AS MATERIALIZED (
+    SELECT CASE WHEN me.accounts <> '{}' THEN (
+        SELECT lineshaft.chosen_accounts_1(
+            usable.preferred, array_agg(id ORDER BY effective, submission_no), array_agg(last_account ORDER BY effective, submission_no),
+            array_agg(dag_id ORDER BY effective, submission_no)
+        )
+        FROM locked
+    ) END AS by_task
+    FROM me CROSS JOIN usable
+),
 -- From here on to `decided`: tasks that need slots of quotas, a lock, or money.
 --
 -- No row unless quotas concern some of them.
 admission AS MATERIALIZED (
     SELECT lineshaft.admit_1(
-        (SELECT quota_kinds FROM funds), asking.ids, asking.types, asking.models, array_fill(NULL::text, ARRAY[cardinality(asking.ids)]),
+        (SELECT quota_kinds FROM funds), asking.ids, asking.types, asking.models, asking.accounts,
         %(agent_id)s::text, %(ahead)s::integer, (SELECT now FROM clock)
     ) AS verdicts
     FROM (
         SELECT array_agg(id ORDER BY effective, submission_no) AS ids, array_agg(type ORDER BY effective, submission_no) AS types,
-            array_agg(chosen_model ORDER BY effective, submission_no) AS models
-        FROM locked WHERE is_limited HAVING count(*) > 0
+            array_agg(chosen_model ORDER BY effective, submission_no) AS models,
+            array_agg(chosen_account.by_task ->> id ORDER BY effective, submission_no) AS accounts
+        FROM locked CROSS JOIN chosen_account WHERE is_limited HAVING count(*) > 0
     ) AS asking
 ),
 -- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a budget; a task that doesn't fit
@@ -325,13 +359,14 @@ unlocked AS MATERIALIZED (
 ),
 -- What this claim takes from each DAG. Most DAGs have no row.
 dag_share AS MATERIALIZED (
-    SELECT dag_id AS id, sum(cost) AS needed
+    SELECT claimed.dag_id AS id, sum(claimed.cost) AS needed, max(chosen_account.by_task ->> claimed.id) AS account
     FROM (
-        SELECT dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
+        SELECT id, dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
         UNION ALL
-        SELECT dag_id, 0 FROM locked WHERE is_simple AND dag_id IS NOT NULL
+        SELECT id, dag_id, 0 FROM locked WHERE is_simple AND dag_id IS NOT NULL
     ) AS claimed
-    GROUP BY dag_id
+    CROSS JOIN chosen_account
+    GROUP BY claimed.dag_id
 ),
 -- DAGs whose first claim this is. Locked, so that of two claims only one logs it.
 dag_first AS MATERIALIZED (
@@ -341,11 +376,11 @@ dag_first AS MATERIALIZED (
 dag_reserved AS (
     UPDATE lineshaft.dag
     SET reserved_usd = dag.reserved_usd + share.needed,
-        status = 'running', ended_at = NULL
-    FROM (SELECT id, needed FROM dag_share ORDER BY id) AS share
+        status = 'running', ended_at = NULL, account = coalesce(share.account, dag.account)
+    FROM (SELECT id, needed, account FROM dag_share ORDER BY id) AS share
     WHERE dag.id = share.id AND (SELECT count(*) FROM dag_first) >= 0
       -- A running DAG without costs needs no update, and so no wait for its row.
-      AND (share.needed > 0 OR dag.status <> 'running')
+      AND (share.needed > 0 OR dag.status <> 'running' OR dag.account <> share.account OR (dag.account IS NULL AND share.account IS NOT NULL))
       AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + share.needed <= dag.budget_ceiling_usd)
     RETURNING dag.id
 ),
@@ -381,12 +416,13 @@ moved AS (
         parked_key = NULL,
         lock_token = taken.lock_token,
         has_slots = taken.has_slots,
+        account = chosen_account.by_task ->> taken.id,
         agent_reserved = funds.of_agent,
         day_reserved = funds.of_day,
         -- include: claimed_columns
-    FROM claimable AS taken, me, funds
+    FROM claimable AS taken, me, funds, chosen_account
     WHERE live.id = taken.id
-    RETURNING live.id, live.epoch, live.dag_id, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
+    RETURNING live.id, live.epoch, live.dag_id, live.model, live.account, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
         live.heartbeat_sec, live.limit_sec, live.submission_no, live.has_slots, taken.resume, taken.effective
 ),
 slots_taken AS MATERIALIZED (
@@ -429,6 +465,18 @@ counted AS (
     SET held = held + claimed.n, busy_since = coalesce(busy_since, clock.now), last_heartbeat = clock.now, silence_reported = false
     FROM claimed, clock
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND claimed.n > 0
+),
+-- After everything that may wait, and without waiting itself: another claim that has the row locked writes the same.
+account_used AS (
+    UPDATE lineshaft.account SET used_at = clock.now
+    FROM (
+        SELECT account.name FROM lineshaft.account
+        WHERE account.name = ANY (ARRAY(SELECT DISTINCT moved.account FROM moved WHERE moved.account IS NOT NULL))
+        ORDER BY account.name
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS used
+    CROSS JOIN clock
+    WHERE account.name = used.name
 ),
 agent_reserved AS (
     UPDATE lineshaft.agent
@@ -473,6 +521,7 @@ SELECT
             SELECT before.submission_no FROM lineshaft.task_live AS before WHERE before.id = moved.id
         ))
     ) AS outdated, task.admission -> 'locks' AS locks,
+    moved.account,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
@@ -560,6 +609,7 @@ SELECT
                 OR (due_breaker.key LIKE 'model:%%' AND substr(due_breaker.key, 7) = ANY (
                     CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END
                 ))
+                OR (due_breaker.key LIKE 'account:%%' AND substr(due_breaker.key, 9) = ANY (me.accounts))
             )
               AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available)
               AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
@@ -575,7 +625,7 @@ SELECT
         ) IS TRUE
         ELSE false
     END AS due,
-    -- The end of the longest slowdown of this agent's models.
+    -- The end of the longest slowdown that concerns this instance.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN (
             SELECT

@@ -69,7 +69,7 @@ SELECT
     live.first_started_at < live.claimed_at AS resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id,
     task.deadline, task.max_attempts, task.max_cost_usd, task.require_decision_report,
     -- The call that made the claim has checked it.
-    false AS outdated, task.admission -> 'locks' AS locks, live.claimed_at AS now, instance.claim_ttl_sec,
+    false AS outdated, live.account, task.admission -> 'locks' AS locks, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
 FROM claimed
 JOIN lineshaft.task_live AS live ON live.id = claimed.id AND live.epoch = claimed.epoch

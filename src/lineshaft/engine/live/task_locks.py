@@ -63,6 +63,7 @@ class LockedTask(Struct, frozen=True):
     tokens_output: int
     attempts: int
     rate_limits: int
+    long_waits: int
     revivals: int
     claimed_at: datetime | None
     started_at: datetime | None
@@ -76,6 +77,7 @@ class LockedTask(Struct, frozen=True):
     lane_id: int
     model: str | None
     version: str | None
+    account: str | None
     is_batch: bool
     blocked: int
     progress: bytes | None

@@ -24,7 +24,7 @@ SELECT
     live.id, live.epoch, live.status::text AS status, live.dag_id, live.agent_id, live.incarnation, live.reserved_usd, live.agent_reserved, live.day_reserved, live.cost_usd, live.attempt_cost_usd,
     live.attempt_tokens_input, live.attempt_tokens_output,
     live.tokens_input, live.tokens_output, live.attempts, live.rate_limits, live.revivals, live.claimed_at, live.started_at,
-    live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lock_token, live.lane_id, live.model, live.version, live.is_batch,
+    live.first_started_at, live.ready_at, live.lease_until, live.limit_at, live.lock_key, live.lock_owner, live.lock_token, live.lane_id, live.model, live.version, live.account, live.long_waits, live.is_batch,
     live.blocked, live.progress, live.is_gated, task.type, task.title, task.parent_id, task.dag_id AS task_dag_id, task.preset, task.retry,
     task.max_attempts, task.max_cost_usd, task.max_total_cost_usd, task.required_capabilities, task.model_preferences,
     task.fallback_models, task.priority_boost_per_minute, task.gates, task.require_decision_report, task.idempotency_key,

@@ -106,26 +106,34 @@ EXISTS (
 )
 
 -- fragment: slowdown_until
--- The end of the longest slowdown of the models in the column `models_available`; `clock` has now.
-(
-    SELECT max(slowdown.until)
-    FROM lineshaft.slowdown
-    WHERE slowdown.until > (SELECT now FROM clock)
-      AND (slowdown.key = '*' OR EXISTS (
-        SELECT FROM unnest(models_available) AS own (model)
-        WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
-      ))
+-- The end of the longest slowdown of an instance, of which there are the columns `agent_id`, `models_available` and `accounts`; `clock` has now.
+-- Of its accounts only if all are closed: until the first opens.
+greatest(
+    (
+        SELECT max(slowdown.until)
+        FROM lineshaft.slowdown
+        WHERE slowdown.until > (SELECT now FROM clock)
+          AND (slowdown.key IN ('*', 'agent:' || agent_id) OR EXISTS (
+            SELECT FROM unnest(models_available) AS own (model)
+            WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
+          ))
+    ),
+    CASE
+        WHEN accounts <> '{}' AND lineshaft.open_accounts_1(accounts, NULL, (SELECT now FROM clock)) = '{}'
+        THEN lineshaft.accounts_until_1(accounts, (SELECT now FROM clock))
+    END
 )
 
 -- fragment: insert_completed
 -- The end rows of tasks that complete; `gone` are their live rows with what the claims report, `clock` has now.
 INSERT INTO lineshaft.task_end (
     id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model,
-    version, cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
+    version, account, cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
 )
 SELECT
     gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
-    gone.revivals, gone.agent_id, gone.incarnation, gone.model, gone.version, gone.cost_usd + gone.actual,
+    gone.revivals, gone.agent_id, gone.incarnation, gone.model, gone.version, gone.account,
+    gone.cost_usd + gone.actual,
     gone.tokens_input + gone.tokens_in, gone.tokens_output + gone.tokens_out,
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock

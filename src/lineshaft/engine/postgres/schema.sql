@@ -11,6 +11,21 @@ CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.source_version AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
 
+-- Accounts with providers that instances have offered.
+CREATE TABLE lineshaft.account (
+    used_at timestamp with time zone,
+    name text COLLATE "C" NOT NULL,
+    CONSTRAINT account_pkey PRIMARY KEY (name)
+);
+
+-- Agents of which it was reported that all their accounts are closed.
+CREATE TABLE lineshaft.account_outage (
+    since timestamp with time zone NOT NULL,
+    until timestamp with time zone,
+    agent_id text COLLATE "C" NOT NULL,
+    CONSTRAINT account_outage_pkey PRIMARY KEY (agent_id)
+);
+
 -- Agents, with their budgets. Their processes are in instance.
 CREATE TABLE lineshaft.agent (
     registered_at timestamp with time zone NOT NULL,
@@ -89,6 +104,7 @@ CREATE TABLE lineshaft.attempt (
     gate_error text,
     verdicts jsonb,
     gate_blocked_by text COLLATE "C",
+    account text,
     CONSTRAINT attempt_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT attempt_outcome_check CHECK ((outcome = ANY (ARRAY['validating'::text, 'completed'::text, 'failed'::text, 'rate_limited'::text, 'released'::text, 'waiting'::text, 'cancelled'::text]))),
     CONSTRAINT failure_has_a_cause CHECK (((outcome <> 'failed'::text) OR ((category IS NOT NULL) AND (error IS NOT NULL)))),
@@ -210,6 +226,7 @@ CREATE TABLE lineshaft.dag (
     budget_cut boolean NOT NULL DEFAULT false,
     spawned integer NOT NULL DEFAULT 0,
     rerun_after bigint,
+    account text,
     CONSTRAINT counters_fit CHECK (((((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
@@ -757,6 +774,7 @@ CREATE TABLE lineshaft.task_end (
     artifacts jsonb,
     decision_report jsonb,
     output_type text,
+    account text,
     CONSTRAINT over CHECK ((status = ANY ('{COMPLETED,CANCELLED,DEAD_LETTERED}'::lineshaft.task_status[]))),
     CONSTRAINT task_end_pkey PRIMARY KEY (id)
 );
@@ -829,6 +847,8 @@ CREATE TABLE lineshaft.task_live (
     account text,
     parked_key text COLLATE "C",
     admission jsonb,
+    last_account text,
+    long_waits smallint NOT NULL DEFAULT 0,
     CONSTRAINT held_or_free CHECK (
 CASE
     WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND
@@ -952,6 +972,7 @@ CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (par
 CREATE INDEX task_end_by_age ON lineshaft.task_end USING btree (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, ended_at) WHERE (status <> 'COMPLETED'::lineshaft.task_status);
 CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector('simple'::regconfig, decision_report)) WHERE (decision_report IS NOT NULL);
+CREATE INDEX task_live_account ON lineshaft.task_live USING btree (account) WHERE (account IS NOT NULL);
 CREATE INDEX task_live_budget_unreported ON lineshaft.task_live USING btree (id) WHERE ((parked = 'dag_budget'::text) AND (NOT budget_reported));
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
@@ -1002,6 +1023,7 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
+FUNCTION lineshaft.accounts_until_1(text[],timestamp with time zone)
 FUNCTION lineshaft.acquire_1(text,integer,text,text,text,jsonb,timestamp with time zone)
 FUNCTION lineshaft.admit_1(integer,text[],text[],text[],text[],text,integer,timestamp with time zone)
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
@@ -1010,6 +1032,7 @@ FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time z
 FUNCTION lineshaft.best_head_2(text,integer,text[],integer,timestamp with time zone)
 FUNCTION lineshaft.booked_1(numeric,numeric,boolean)
 FUNCTION lineshaft.channel()
+FUNCTION lineshaft.chosen_accounts_1(text[],text[],text[],text[])
 FUNCTION lineshaft.chosen_model_1(text[],text[],text[])
 FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.complete_and_claim_2(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
@@ -1039,6 +1062,7 @@ FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
 FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.open_accounts_1(text[],text[],timestamp with time zone)
 FUNCTION lineshaft.parking_keys_1(jsonb,text[])
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
 FUNCTION lineshaft.quota_kind_1(text)

@@ -122,9 +122,10 @@ def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
     for row in agents:
         types = row["types"] if row["types"] is None else tuple(row["types"])
         free = row["held"] < row["max_concurrent_tasks"]
+        closed = (row["slowed_until"], row["is_closed"], row["closed_until"] if row["is_closed"] else None)
         key = (
             *(row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free),
-            f"agent:{row['id']}" in row["full_keys"],
+            *(f"agent:{row['id']}" in row["full_keys"], closed),
         )
         known = best.setdefault(key, row)
         if known["money"] is not None and (row["money"] is None or row["money"] > known["money"]):
@@ -550,6 +551,14 @@ class _Agent:
         self.money: Decimal | None = row["money"]
         self.affords = self.money is None or _affords(self.money, task)
         self.free = row["held"] < row["max_concurrent_tasks"]
+        self.slowed_until: datetime | None = row["slowed_until"]
+        #: It has accounts, and none is open.
+        self.closed: bool = row["is_closed"]
+
+    @property
+    def ready(self) -> bool:
+        """No guard keeps it from claiming the task."""
+        return self.models_ok and self.affords and self.slowed_until is None and not self.closed
 
     @property
     def capable(self) -> bool:
@@ -569,10 +578,18 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if not capable:
         yield Reason(ReasonCode.NO_CAPABLE_AGENT, _no_capable_agent(task, agents))
         return
-    if any(agent.models_ok and agent.affords and agent.free and not agent.full_quotas for agent in capable):
+    if any(agent.ready and agent.free and not agent.full_quotas for agent in capable):
         return
     for quotas in {key: quotas for agent in capable for key, quotas in agent.full_quotas.items()}.values():
         yield from _full_quotas(quotas)
+    if closed := [agent for agent in capable if agent.closed]:
+        yield _account_closed(closed)
+    if waiting := sorted({(a.slowed_until, a.id) for a in capable if a.slowed_until is not None}):
+        names = _listed(f"{name} until {_iso(until)}" for until, name in waiting)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Agents are slowed down after a rate limit: {names}. Wait, or delete the slowdown agent:ID.",
+        )
     suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
     if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
         models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
@@ -593,6 +610,18 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
         yield Reason(
             ReasonCode.AGENTS_FULL, f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents."
         )
+
+
+def _account_closed(agents: Sequence[_Agent]) -> Reason:
+    names = _listed(f"{agent.id} ({', '.join(agent.row['accounts'])})" for agent in agents)
+    until = min((at for agent in agents if (at := agent.row["closed_until"]) is not None), default=None)
+    end = "" if until is None else f" The first opens at {_iso(until)}."
+    return Reason(
+        ReasonCode.ACCOUNT_CLOSED,
+        f"All accounts are closed of {names}.{end} Wait, or open one: lineshaft slowdowns end account:NAME, "
+        "or lineshaft breakers reset account:NAME.",
+        until,
+    )
 
 
 def _slots(instances: Sequence[_Agent]) -> str:

@@ -105,9 +105,21 @@ SELECT agent.id,
         ELSE coalesce(instance.set_status, instance.status)::text
     END AS status,
     instance.types, instance.capabilities, instance.models_available, instance.held,
+    slowdown.until AS slowed_until, instance.accounts,
+    -- One whose breaker may be probed is open.
+    instance.accounts <> '{}' AND lineshaft.open_accounts_1(instance.accounts, due.keys, clock.now) = '{}' AS is_closed,
+    lineshaft.accounts_until_1(instance.accounts, clock.now) AS closed_until,
     coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) AS max_concurrent_tasks,
     agent.budget_usd - agent.spent_usd - agent.reserved_usd AS money
 FROM lineshaft.instance
 JOIN lineshaft.agent ON agent.id = instance.agent_id
+CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+CROSS JOIN LATERAL (
+    SELECT ARRAY(
+        SELECT key FROM lineshaft.breaker
+        WHERE state <> 'closed' AND NOT forced AND probe_task_id IS NULL AND probe_at < clock.now AND key LIKE 'account:%%'
+    ) AS keys
+) AS due
+LEFT JOIN lineshaft.slowdown ON slowdown.key = 'agent:' || instance.agent_id AND slowdown.until > clock.now
 WHERE %(agent_id)s::text IS NULL OR (agent.id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer)
 ORDER BY agent.id, instance.incarnation

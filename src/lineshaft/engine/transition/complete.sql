@@ -33,7 +33,7 @@ gone AS (
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       ))
     RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.admission, live.lock_owner, live.lock_token, live.has_slots, live.ready_at, live.claimed_at, live.started_at,
-        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
+        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.account, live.cost_usd,
         live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
         greatest(input.tokens_in, live.attempt_tokens_input) AS tokens_in, greatest(input.tokens_out, live.attempt_tokens_output) AS tokens_out
@@ -152,7 +152,9 @@ SELECT
             SELECT troubled.key
             FROM troubled
             WHERE (troubled.state = 'closed' OR troubled.probe_task_id = gone.id)
-              AND troubled.key IN ((SELECT lane.type FROM lineshaft.lane WHERE lane.id = gone.lane_id), 'model:' || gone.model)
+              AND troubled.key IN (
+                (SELECT lane.type FROM lineshaft.lane WHERE lane.id = gone.lane_id), 'model:' || gone.model, 'account:' || gone.account
+              )
         )
     END AS breakers
 FROM gone
@@ -162,12 +164,12 @@ FROM gone
 -- `spend`, so that the row has what the attempt cost.
 WITH kept AS (
     INSERT INTO lineshaft.attempt (
-        task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, outcome, cost_usd,
+        task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, account, claimed_at, started_at, outcome, cost_usd,
         tokens_input, tokens_output, output
     )
     SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.incarnation,
         (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation),
-        live.model, live.version, live.claimed_at, live.started_at, 'validating', live.attempt_cost_usd, live.attempt_tokens_input,
+        live.model, live.version, live.account, live.claimed_at, live.started_at, 'validating', live.attempt_cost_usd, live.attempt_tokens_input,
         live.attempt_tokens_output, input.output
     FROM lineshaft.task_live AS live
     JOIN unnest(%(ids)s::text[], %(outputs)s::jsonb[]) AS input (id, output) ON input.id = live.id
@@ -192,14 +194,14 @@ gone AS (
     WHERE live.id = input.id
       AND live.epoch = input.epoch
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
-      AND NOT live.has_slots
+      AND NOT live.has_slots AND live.account IS NULL
       AND lineshaft.within_limit_1(
         greatest(input.cost, live.attempt_cost_usd),
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
-        live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output,
+        live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.account, live.cost_usd, live.tokens_input, live.tokens_output,
         live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
         greatest(input.tokens_in, live.attempt_tokens_input) AS tokens_in, greatest(input.tokens_out, live.attempt_tokens_output) AS tokens_out

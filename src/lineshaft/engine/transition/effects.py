@@ -78,6 +78,7 @@ class Effects(Struct):
         spent: Spent,
         attempts: int | None = None,
         rate_limits: int | None = None,
+        long_waits: int | None = None,
         lane_id: int | None = None,
         blocked: int = 0,
         category: str | None = None,
@@ -93,11 +94,13 @@ class Effects(Struct):
                 lane_ids=task.lane_id if lane_id is None else lane_id,
                 attempts=task.attempts if attempts is None else attempts,
                 rate_limits=task.rate_limits if rate_limits is None else rate_limits,
+                long_waits=task.long_waits if long_waits is None else long_waits,
                 blocked=blocked,
                 costs=cost,
                 tokens_in=total.tokens_input,
                 tokens_out=total.tokens_output,
                 categories=category,
+                accounts=task.account,
             )
         )
         self._settle(task, cost)
@@ -184,6 +187,7 @@ class Effects(Struct):
                 incarnations=task.incarnation,
                 models=task.model,
                 versions=task.version,
+                accounts=task.account,
                 claimed_at=task.claimed_at,
                 started_at=task.started_at,
                 outcomes=outcome,

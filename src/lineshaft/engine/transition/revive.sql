@@ -12,7 +12,7 @@ ended AS (
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
-    awaited, expires, max_cost_usd, max_total_cost_usd
+    awaited, expires, max_cost_usd, max_total_cost_usd, last_account
 )
 SELECT
     task.id, dag.id,
@@ -32,7 +32,7 @@ SELECT
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
-    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd
+    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd, ended.account
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
 JOIN lineshaft.lane ON lane.id = ended.lane_id
