@@ -2,7 +2,7 @@
 
 An account whose window is used up is closed until the provider's instant, and claims choose another one. The
 choice keeps prompt caches warm: the account of the task's last attempt, else the one that its DAG used last,
-else one that is idle (`chosen_accounts_1` in migrations/0019_accounts.sql).
+else one that is idle (`chosen_accounts_1` in migrations/0021_accounts.sql).
 """
 
 from lineshaft.model.retry import fault_in

@@ -584,6 +584,20 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
         yield from _full_quotas(quotas)
     if closed := [agent for agent in capable if agent.closed]:
         yield _account_closed(closed)
+    yield from _slowed_or_broken(capable, unusable)
+    if poor := [agent for agent in capable if not agent.affords]:
+        left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
+        yield Reason(
+            ReasonCode.NO_AFFORDABLE_AGENT,
+            f"The task {_price(task)}; {left} left. Add to a budget or register an agent.",
+        )
+    if full := [agent for agent in capable if not agent.free]:
+        yield Reason(
+            ReasonCode.AGENTS_FULL, f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents."
+        )
+
+
+def _slowed_or_broken(capable: Sequence[_Agent], unusable: dict[str, datetime | None]) -> Iterable[Reason]:
     if waiting := sorted({(a.slowed_until, a.id) for a in capable if a.slowed_until is not None}):
         names = _listed(f"{name} until {_iso(until)}" for until, name in waiting)
         yield Reason(
@@ -600,16 +614,6 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if broken := sorted(m for m in suspended if unusable[m] is None):
         keys = _listed(f"model:{model}" for model in broken)
         yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
-    if poor := [agent for agent in capable if not agent.affords]:
-        left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
-        yield Reason(
-            ReasonCode.NO_AFFORDABLE_AGENT,
-            f"The task {_price(task)}; {left} left. Add to a budget or register an agent.",
-        )
-    if full := [agent for agent in capable if not agent.free]:
-        yield Reason(
-            ReasonCode.AGENTS_FULL, f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents."
-        )
 
 
 def _account_closed(agents: Sequence[_Agent]) -> Reason:
