@@ -257,7 +257,6 @@ class Lifecycle(RuleBasedStateMachine):
         assert (found.id, found.replaced, found.duplicate) == (name, waits, not waits)
         if waits:
             self.let_go(name, "PENDING")
-            task.quota_key = None
             task.locks, task.gates, task.attempts, task.waits = locks, gates, 0, 0
             task.wait, task.signals, task.waited = None, 0, 0
             task.settle()
