@@ -81,6 +81,10 @@ async def test_a_list_is_one_box_that_opens(served: Served) -> None:
     assert "1,003 more are in the" in text_of(opened)
     child = (await served.client.get(f"/v1/tasks?parent_id={ids['review']}&status=RUNNING")).json["items"][0]
     assert (child["index"], child["item"], child["title"]) == (0, 0, "review [0]")
+    assert "For each item of scan.files , at most 5,000" in text_of(
+        await person.page(f"/tasks/{ids['review']}")
+    )
+    assert "Item 0 0" in text_of(await person.page(f"/tasks/{child['id']}"))
 
 
 async def test_a_dag_has_one_longest_path_and_boxes_have_names(served: Served) -> None:

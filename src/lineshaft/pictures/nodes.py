@@ -137,8 +137,10 @@ def edges_of(tasks: Sequence[Task]) -> list[Edge]:
     The children of a list come after what their task waited for.
     """
     children = children_of_lists(tasks)
+    # Some of the children may not be among the tasks.
+    others = {task.id for task in tasks} - children.keys()
     above = {
-        task.id: [name for name in task.depends_on if name not in children]
+        task.id: [name for name in task.depends_on if name in others]
         for task in tasks
         if task.for_each is not None
     }

@@ -326,13 +326,13 @@ END
 
 -- fragment: is_turn
 -- Whether an edge is between two children of a list, of which only so many run at once: one waits for the end of the other, and needs nothing
--- of it.
+-- of it. (Look-ups by id, not joins: a list may have thousands of children.)
 (
     edge.kind = 'ended'
-    AND EXISTS (
-        SELECT FROM lineshaft.task AS one
-        JOIN lineshaft.task AS other ON other.id = edge.depends_on AND other.parent_id = one.parent_id
-        JOIN lineshaft.task AS batch ON batch.id = one.parent_id AND batch.for_each IS NOT NULL
-        WHERE one.id = edge.task_id
-    )
+    AND (SELECT one.parent_id FROM lineshaft.task AS one WHERE one.id = edge.task_id)
+        = (SELECT other.parent_id FROM lineshaft.task AS other WHERE other.id = edge.depends_on)
+    AND (
+        SELECT batch.for_each IS NOT NULL FROM lineshaft.task AS batch
+        WHERE batch.id = (SELECT one.parent_id FROM lineshaft.task AS one WHERE one.id = edge.task_id)
+    ) IS TRUE
 )

@@ -31,17 +31,17 @@ SELECT ARRAY(
 SELECT batch.id, child.status::text AS status, count(*)::integer AS n, sum(child.cost_usd) AS cost_usd
 FROM lineshaft.task AS batch
 JOIN lineshaft.edge ON edge.task_id = batch.id
--- OFFSET 0: one look-up for each child, whatever the planner thinks of their number.
+-- OFFSET 0: one look-up by id for each child, whatever the planner thinks of their number.
 CROSS JOIN LATERAL (
-    SELECT coalesce(live.status, ended.status) AS status,
+    SELECT task.parent_id, coalesce(live.status, ended.status) AS status,
         coalesce(live.cost_usd + live.attempt_cost_usd, ended.cost_usd) AS cost_usd
     FROM lineshaft.task
     LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
     LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id
-    WHERE task.id = edge.depends_on AND task.parent_id = batch.id
+    WHERE task.id = edge.depends_on
     OFFSET 0
 ) AS child
-WHERE batch.dag_id = %(id)s::text AND batch.for_each IS NOT NULL
+WHERE batch.dag_id = %(id)s::text AND batch.for_each IS NOT NULL AND child.parent_id = batch.id
 GROUP BY batch.id, child.status
 
 -- name: dag_edges

@@ -25,8 +25,9 @@ below AS (
     CROSS JOIN LATERAL (
         SELECT edge.task_id AS id FROM lineshaft.edge
         WHERE edge.depends_on = below.id AND %(downstream)s::boolean
-          AND NOT
+          AND (
             -- include: is_turn
+          ) IS NOT TRUE
         OFFSET 0
     ) AS dependent
 ),
@@ -38,8 +39,9 @@ member AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT edge.task_id FROM lineshaft.edge
         WHERE edge.depends_on = root.id
-          AND NOT
+          AND (
             -- include: is_turn
+          ) IS NOT TRUE
         OFFSET 0
     ) AS dependent
     JOIN lineshaft.task_live AS live ON live.id = dependent.task_id
@@ -114,7 +116,8 @@ SET satisfied = false
 WHERE edge.depends_on = ANY (%(ids)s::text[]) AND edge.satisfied
   AND edge.task_id = ANY (%(ids)s::text[] || %(waiting)s::text[])
   AND (
-    SELECT live.is_batch AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = edge.depends_on AND task.parent_id = live.id)
+    SELECT live.is_batch
+        AND (SELECT upstream.parent_id FROM lineshaft.task AS upstream WHERE upstream.id = edge.depends_on) IS DISTINCT FROM live.id
         AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = live.id AND task.for_each IS NOT NULL)
     FROM lineshaft.task_live AS live WHERE live.id = edge.task_id
   ) IS NOT TRUE
