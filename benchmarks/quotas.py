@@ -54,7 +54,7 @@ async def cycles(engine: Engine, n: int, keys: tuple[str, ...] = ()) -> float:
 
 async def opened(dsn: str, quotas: int = 0) -> Engine:
     engine = await Engine(dsn, max_connections=1).__aenter__()
-    await engine.fleet.register(NewAgent(id="worker", max_concurrent_tasks=100_000))
+    await engine.fleet.register(NewAgent(id="worker", max_concurrent_tasks=10_000))
     if quotas:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(MANY_QUOTAS.encode(), [quotas - 1])

@@ -13,7 +13,7 @@ import re
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -35,6 +35,7 @@ from tests.factory import Factory
 from tests.http_server import ServerThread
 from tests.in_memory import home_of_servers, remove_folders
 from tests.invariants import check_invariants
+from tests.order import slow_first
 from tests.run_outcome import RunOutcome
 from tests.world import World
 
@@ -44,11 +45,15 @@ __all__ = ["s3_place", "s3_url"]
 TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
 STRICT = Path(__file__).parent / "strict.sql"
-#: Tests need no data after a power cut; everything else is as in production.
+#: Tests need no data after a power cut. No database lives long enough to need autovacuum, and dropping one
+#: would wait for it. Lineshaft's connections turn compiled queries off; those of tests need none either.
+#: Everything else is as in production.
 FAST = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
+    "autovacuum": "off",
+    "jit": "off",
     "max_connections": "300",
     "max_wal_size": "256MB",
 }
@@ -117,11 +122,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`. Tests wait for part of their time, those of a full run for half of it.
+    """For `-n auto`. Tests wait for half of their time or more, those of a full run for three quarters of it.
 
     The limit is that of the connections that one PostgreSQL accepts.
     """
-    busy_share = 0.4 if config.getoption("full") else 0.67
+    busy_share = 0.25 if config.getoption("full") else 0.4
     return min(round((os.cpu_count() or 1) / busy_share), MAX_WORKERS)
 
 
@@ -168,9 +173,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, except in a full run and where the command line names the file."""
-    if config.getoption("full"):
-        return
+    if not config.getoption("full"):
+        _leave_out(config, items)
+    if (worker := getattr(config, "workerinput", None)) is not None:
+        items[:] = slow_first(items, worker["workercount"], is_slow=_is_slow, module=lambda item: item.path)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, except where the command line names the file."""
     named = [argument.partition("::")[0] for argument in config.args]
     files = {Path(config.invocation_params.dir, name) for name in named if name.endswith(".py")}
     others = [item for item in items if item.path not in files]
@@ -233,21 +243,33 @@ def where(
 
 
 @pytest.fixture(scope="session")
-def postgres(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddedServer]:
+def server_of(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Binaries], EmbeddedServer]]:
     """One server for each version; the processes of a parallel run share it."""
-    binaries: Binaries = request.param
     shared, run = tmp_path_factory.getbasetemp(), os.getpid()
-    if hasattr(request.config, "workerinput"):
+    if hasattr(pytestconfig, "workerinput"):
         shared, run = shared.parent, os.getppid()
-    home = home_of_servers(shared, run) / f"pg{binaries.major}"
-    with (
-        _without_passwords() as options,
-        EmbeddedServer.start(home, binaries=binaries, options=FAST | options) as server,
-    ):
-        _make_template(server, shared / f"pg{binaries.major}.template.lock")
-        yield server
+    with ExitStack() as kept:
+
+        @cache
+        def started(binaries: Binaries) -> EmbeddedServer:
+            home = home_of_servers(shared, run) / f"pg{binaries.major}"
+            with _without_passwords() as options:
+                server = EmbeddedServer.start(home, binaries=binaries, options=FAST | options)
+            kept.enter_context(server)
+            _make_template(server, shared / f"pg{binaries.major}.template.lock")
+            return server
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, server_of: Callable[[Binaries], EmbeddedServer]
+) -> EmbeddedServer:
+    """The server stays when a worker goes on with tests on another version: it may come back."""
+    return server_of(request.param)
 
 
 @contextmanager

@@ -93,9 +93,9 @@ class _Context:
 
     @property
     def task(self) -> TaskAtWork:
-        """The task, with its `lock_key` and the `document_id` of that."""
+        """The task, with its `lock_key`, the `document_id` of that, and all its `lock_keys`."""
         task = self._execution.task
-        return TaskAtWork(task.id, task.type, task.title, task.lock_key)
+        return TaskAtWork(task.id, task.type, task.title, task.lock_key, task.lock_keys)
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -136,7 +136,9 @@ class DatabaseBackend:
 
     async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
         async with caller_transaction.adapted(connection) as adapted:
-            return await self.engine.submission.submit(tasks, connection=adapted)
+            # It may replace or cancel a task.
+            with acting_as(self.actor or caller().actor):
+                return await self.engine.submission.submit(tasks, connection=adapted)
 
     async def submit_dag(self, dag: NewDag, *, connection: Any) -> SubmittedDag:
         async with caller_transaction.adapted(connection) as adapted:

@@ -114,7 +114,7 @@ class Engine:
         )
         self.artifacts = ArtifactRegistry(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
-        transitions = Transitions(self.database)
+        transitions = Transitions(self.database, max_spawned_tasks=self.rules.max_spawned_tasks)
         reviews = Reviews(self.database)
         self.dependencies = TaskDependencies(transitions)
         steps = Steps(transitions)
@@ -157,7 +157,7 @@ class Engine:
             max_spawn_depth=self.rules.max_spawn_depth,
             max_spawned_tasks=self.rules.max_spawned_tasks,
         )
-        self.submission = Submission(self.database, lanes, rules=task_rules)
+        self.submission = Submission(self.database, lanes, self.cancel.cancel_in, rules=task_rules)
         self.task_types = TaskTypes(self.database, LimitsOfTypes(self.database, lanes, task_rules))
         self.maintenance = Maintenance(transitions, fail, self.cancel, self.breakers, self.budgets)
         self.undelivered = UndeliveredClaims(self.database, release.release)

@@ -6,6 +6,7 @@ Nothing here imports the database driver or an HTTP library.
 import lineshaft.integrations.presets  # noqa: F401 - registers the presets of integrations
 from lineshaft.model.durations import Duration as Duration
 from lineshaft.model.forecast import Forecast as Forecast
+from lineshaft.model.parts import ForEach as ForEach
 from lineshaft.model.priority import Tier as Tier
 from lineshaft.model.quotas import RateUnit as RateUnit
 from lineshaft.model.retry import FailureCategory as FailureCategory
@@ -100,6 +101,7 @@ from lineshaft.types.task_types import UncappedClaim as UncappedClaim
 from lineshaft.types.tasks import Attempt as Attempt
 from lineshaft.types.tasks import ClaimInfo as ClaimInfo
 from lineshaft.types.tasks import FailedAttempt as FailedAttempt
+from lineshaft.types.tasks import ForEachInfo as ForEachInfo
 from lineshaft.types.tasks import OutputGate as OutputGate
 from lineshaft.types.tasks import Submitted as Submitted
 from lineshaft.types.tasks import Task as Task

@@ -1,12 +1,15 @@
 """Assignments: claimed tasks with everything that is needed to work on them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Raw, field
+from msgspec import UNSET, Raw, field
 
+from lineshaft.model.parts import NoSuchPartError, Source, part_of
+from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.json import JsonStruct, decoded, empty_list, null, raw
 from lineshaft.types.tasks import Task
 from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed, decoded_inputs
@@ -116,15 +119,31 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
 
 
 def _inputs(task: ClaimedTask, claim: Claim) -> dict[str, Raw]:
-    """Without those that are too large."""
+    """Without those that are too large, and parts that an output doesn't have."""
     inputs: dict[str, Raw] = {}
     for name, of in decoded_inputs(task.inputs).items():
-        if isinstance(of, str):
-            if of in claim.inputs:
-                inputs[name] = raw(claim.inputs[of])
-        elif all(one in claim.inputs for one in of):
-            inputs[name] = Raw(msgspec.json.encode([raw(claim.inputs[one]) for one in of]))
+        with suppress(KeyError, NoSuchPartError):
+            inputs[name] = (
+                Raw(msgspec.json.encode([_input(one, claim) for one in of]))
+                if isinstance(of, list)
+                else _input(of, claim)
+            )
     return inputs
+
+
+def _input(source: Source, claim: Claim) -> Raw:
+    if isinstance(source, str):
+        return raw(claim.inputs[source])
+    if source.value is not UNSET:
+        return source.value
+    output = claim.inputs[source.task]
+    # The agent loads what is in the artifact store, and takes its part (client/large_data.py).
+    return raw(output if data_ref_in(output) else part_in(output, source.path))
+
+
+def part_in(output: bytes | None, path: str) -> bytes:
+    """The part of an output, as JSON; raises NoSuchPartError."""
+    return msgspec.json.encode(part_of(decoded(raw(output)), path))
 
 
 def _artifacts(spec: Raw, claim: Claim) -> dict[str, Raw]:

@@ -16,6 +16,7 @@ from lineshaft.model import ratelimit, retry
 from lineshaft.model.budget import money
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.lock_keys import document_of
+from lineshaft.model.parts import Source
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import ENDED, Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
@@ -309,6 +310,8 @@ class TaskAtWork(Struct, frozen=True):
     title: str
     #: While the handler runs, no other task with this lock does.
     lock_key: str | None
+    #: All locks; `lock_key` is the only one if there is one and it isn't shared.
+    lock_keys: tuple[str, ...] = ()
 
     @property
     def document_id(self) -> str | None:
@@ -386,11 +389,11 @@ class RecordedStep(Struct, frozen=True):
         return _unwrapped(self.data, self.error)
 
 
-_decode_inputs = msgspec.json.Decoder(dict[str, str | list[str]]).decode
+_decode_inputs = msgspec.json.Decoder(dict[str, Source | list[Source]]).decode
 
 
-def decoded_inputs(inputs: msgspec.Raw) -> dict[str, str | list[str]]:
-    """The upstream tasks of a claimed task, by the name of the input."""
+def decoded_inputs(inputs: msgspec.Raw) -> dict[str, Source | list[Source]]:
+    """The upstream tasks of a claimed task, or parts of their outputs, by the name of the input."""
     # Most tasks have none.
     return {} if bytes(inputs) == b"null" else _decode_inputs(inputs)
 
@@ -399,8 +402,17 @@ def input_ids(inputs: msgspec.Raw) -> list[str]:
     """The upstream tasks of a claimed task, each once."""
     ids: dict[str, None] = {}
     for of in decoded_inputs(inputs).values():
-        ids.update(dict.fromkeys([of] if isinstance(of, str) else of))
+        for source in of if isinstance(of, list) else [of]:
+            name = source if isinstance(source, str) else source.task
+            if name:
+                ids[name] = None
     return list(ids)
+
+
+def _lock_keys(lock_key: str | None, locks: dict[str, bool] | None) -> tuple[str, ...]:
+    if locks is not None:
+        return tuple(sorted(locks))
+    return () if lock_key is None else (lock_key,)
 
 
 #: Heartbeats that may be missing until a lease is over.
@@ -429,7 +441,8 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     title: str
     #: JSON.
     spec: msgspec.Raw
-    #: JSON: the tasks whose outputs it gets, by the name of the input: an id or a list of ids; null: none.
+    #: JSON: the tasks whose outputs it gets, by the name of the input: an id, a `Part`, or a list of these;
+    #: null: none.
     inputs: msgspec.Raw
     dag_id: str
     parent_id: str | None
@@ -442,6 +455,13 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     claim_ttl_sec: float
     #: The defaults of its type have changed since it got its limits.
     outdated: bool = False
+    #: Its document locks, if it has several or shares one: whether each is shared. See `lock_key`.
+    locks: dict[str, bool] | None = None
+
+    @property
+    def lock_keys(self) -> tuple[str, ...]:
+        """The document locks that it holds."""
+        return _lock_keys(self.lock_key, self.locks)
 
     @property
     def status(self) -> str:

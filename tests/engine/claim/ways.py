@@ -12,6 +12,7 @@ from psycopg import sql
 from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
+from lineshaft.model.admission import LockKey
 from lineshaft.model.tasks import NewTask, OutputContract
 from lineshaft.operations.quotas import NewRate, SetQuota
 from lineshaft.types import AgentInfo
@@ -102,8 +103,8 @@ class Snapshot:
         """All rows: events in their order, locks by the order of their tokens."""
         found = self._read(self._tables)
         found["event"].sort(key=lambda row: row["seq"])
-        tokens = sorted(row["token"] for row in found["lock"])
-        for row in (*found["lock"], *found["task_live"]):
+        tokens = sorted(row["token"] for row in (*found["lock"], *found["lock_share"]))
+        for row in (*found["lock"], *found["lock_share"], *found["task_live"]):
             for column in {"token", "lock_token"} & row.keys():
                 if row[column] in tokens:
                     row[column] = tokens.index(row[column])
@@ -199,11 +200,19 @@ class RandomWorld:
             "max_duration_sec": self.rng.choice([10.0, 600.0]),
             "deadline": deadline,
             "expire_at_deadline": deadline is not None and self.maybe(0.5),
-            "lock_key": None if self.is_plain or self.maybe(0.7) else "doc:1",
+            **self.locks(),
             "output": None if self.is_plain or self.maybe(0.9) else GATED,
             "quota_keys": [] if self.is_plain or self.maybe(0.7) else [self.rng.choice(["k:a", "k:b"])],
             "tags": [] if self.is_plain or self.maybe(0.8) else ["slow"],
         }
+
+    def locks(self) -> dict[str, Any]:
+        if self.is_plain or self.maybe(0.7):
+            return {}
+        if self.maybe(0.5):
+            return {"lock_key": "doc:1"}
+        keys = self.rng.sample(["doc:1", "doc:2", "doc:3"], self.rng.randint(1, 3))
+        return {"lock_keys": [LockKey(key, shared=self.maybe(0.5)) for key in keys]}
 
     async def submit(self) -> None:
         type_ = self.rng.choice(["code", "code", "review"])

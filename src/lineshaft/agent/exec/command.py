@@ -286,6 +286,7 @@ def document(ctx: TaskContext) -> bytes:
         {
             **{name: getattr(ctx, name) for name in _PLAIN_FIELDS},
             "lock_key": ctx.task.lock_key,
+            "lock_keys": ctx.task.lock_keys,
             # As OfficePlane spells it.
             "documentId": ctx.task.document_id,
             "spec": ctx.spec,

@@ -176,7 +176,8 @@ locked AS MATERIALIZED (
     FROM quota
     CROSS JOIN funds
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, admission -> 'locks' AS locks, heartbeat_sec,
+            first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -200,7 +201,8 @@ locked AS MATERIALIZED (
     FROM suitable
     CROSS JOIN funds
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, admission -> 'locks' AS locks, heartbeat_sec,
+            first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -242,9 +244,14 @@ weighed AS MATERIALIZED (
             affordable.limit_usd, affordable.default_max_cost_usd
         ) AS fits
     FROM (
-        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) - cost AS cost_before
-        FROM locked
-        WHERE NOT is_simple AND (NOT is_limited OR ((SELECT verdicts FROM admission) -> id ->> 'refused')::boolean IS NOT TRUE)
+        SELECT locked.*, sum(locked.cost) OVER (ORDER BY locked.effective, locked.submission_no) - locked.cost AS cost_before,
+            -- A lock lasts at least as long as the lease: with a heartbeat interval of an hour it must, too.
+            greatest(
+                %(lock_ttl)s::double precision, me.claim_ttl_sec, 3 * coalesce(locked.heartbeat_sec, me.heartbeat_interval_sec)
+            ) AS lock_seconds
+        FROM locked CROSS JOIN me
+        WHERE NOT locked.is_simple
+          AND (NOT locked.is_limited OR ((SELECT verdicts FROM admission) -> locked.id ->> 'refused')::boolean IS NOT TRUE)
     ) AS affordable
     LEFT JOIN LATERAL (
         SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
@@ -262,15 +269,12 @@ weighed AS MATERIALIZED (
 -- its condition doesn't hold, so the lock can't be released between here and the parking of the tasks that didn't get it.
 lock_granted AS (
     INSERT INTO lineshaft.lock AS held (key, holder_task_id, agent_id, acquired_at, expires_at)
-    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + best.ttl * interval '1 second'
+    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + best.lock_seconds * interval '1 second'
     FROM (
-        SELECT DISTINCT ON (weighed.lock_key) weighed.lock_key, coalesce(weighed.lock_owner, weighed.id) AS holder,
-            -- It lasts at least as long as the lease: with a heartbeat interval of an hour it must, too.
-            greatest(
-                %(lock_ttl)s::double precision, me.claim_ttl_sec, 3 * coalesce(weighed.heartbeat_sec, me.heartbeat_interval_sec)
-            ) AS ttl
-        FROM weighed CROSS JOIN me LEFT JOIN lineshaft.lock ON lock.key = weighed.lock_key
+        SELECT DISTINCT ON (weighed.lock_key) weighed.lock_key, coalesce(weighed.lock_owner, weighed.id) AS holder, weighed.lock_seconds
+        FROM weighed LEFT JOIN lineshaft.lock ON lock.key = weighed.lock_key
         WHERE weighed.lock_key IS NOT NULL AND weighed.fits_alone AND weighed.fits
+          AND NOT EXISTS (SELECT FROM weighed AS other WHERE other.locks IS NOT NULL)
         ORDER BY weighed.lock_key, lock.holder_task_id IS DISTINCT FROM weighed.lock_owner, weighed.effective, weighed.submission_no
     ) AS best
     CROSS JOIN clock
@@ -287,17 +291,36 @@ lock_granted AS (
 ),
 -- By key: the holder of each lock that was granted, and its token.
 granted AS MATERIALIZED (SELECT jsonb_object_agg(key, jsonb_build_array(holder_task_id, token)) AS locks FROM lock_granted),
+-- If one of the tasks needs several locks, or shares one, a function takes those of all: for each task all or none. By task: the token, the
+-- first lock that it can't have, and locks whose waiters may be able to go on now.
+taken_together AS MATERIALIZED (
+    SELECT jsonb_object_agg(taken.id, jsonb_build_array(taken.granted, taken.refused_key, taken.others)) AS tasks
+    FROM (
+        SELECT array_agg(id ORDER BY effective, submission_no) AS ids, array_agg(lock_owner ORDER BY effective, submission_no) AS owners,
+            array_agg(lock_key ORDER BY effective, submission_no) AS lock_keys, array_agg(locks ORDER BY effective, submission_no) AS locks,
+            array_agg(lock_seconds ORDER BY effective, submission_no) AS seconds
+        FROM weighed
+        WHERE lock_key IS NOT NULL AND fits_alone AND fits
+        HAVING bool_or(locks IS NOT NULL)
+    ) AS asking
+    CROSS JOIN clock
+    CROSS JOIN LATERAL lineshaft.take_locks_1(
+        %(agent_id)s::text, clock.now, asking.ids, asking.owners, asking.lock_keys, asking.locks, asking.seconds
+    ) AS taken
+),
 unlocked AS MATERIALIZED (
     SELECT *,
         -- Children of one batch share its lock, but they run one at a time.
-        lock_key IS NULL
+        lock_key IS NULL OR has_all
         OR (holds AND row_number() OVER (PARTITION BY lock_key, holds ORDER BY effective, submission_no) = 1) AS has_lock
     FROM (
         SELECT weighed.*,
-            (granted.locks -> weighed.lock_key ->> 1)::bigint AS lock_token,
+            coalesce(granted.locks -> weighed.lock_key ->> 1, together.tasks -> weighed.id ->> 0)::bigint AS lock_token,
+            together.tasks -> weighed.id ->> 1 AS refused_key,
+            together.tasks -> weighed.id ->> 0 IS NOT NULL AS has_all,
             coalesce(granted.locks -> weighed.lock_key ->> 0 = coalesce(weighed.lock_owner, weighed.id), false)
                 AND weighed.fits_alone AND weighed.fits AS holds
-        FROM weighed CROSS JOIN granted
+        FROM weighed CROSS JOIN granted CROSS JOIN taken_together AS together
     ) AS asking
 ),
 -- What this claim takes from each DAG. Most DAGs have no row.
@@ -348,7 +371,8 @@ decided AS MATERIALIZED (
 claimable AS MATERIALIZED (
     SELECT id, chosen_model, cost, resume, effective, NULL::bigint AS lock_token, false AS has_slots FROM locked WHERE is_simple
     UNION ALL
-    SELECT id, chosen_model, cost, resume, effective, lock_token, is_limited AND coalesce((SELECT verdicts FROM admission) ? id, false)
+    SELECT id, chosen_model, cost, resume, effective, lock_token,
+        locks IS NOT NULL OR (is_limited AND coalesce((SELECT verdicts FROM admission) ? id, false))
     FROM decided WHERE obstacle IS NULL
 ),
 moved AS (
@@ -362,7 +386,7 @@ moved AS (
         -- include: claimed_columns
     FROM claimable AS taken, me, funds
     WHERE live.id = taken.id
-    RETURNING live.id, live.epoch, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
+    RETURNING live.id, live.epoch, live.dag_id, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
         live.heartbeat_sec, live.limit_sec, live.submission_no, live.has_slots, taken.resume, taken.effective
 ),
 slots_taken AS MATERIALIZED (
@@ -372,7 +396,8 @@ slots_taken AS MATERIALIZED (
 ),
 parked AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = decided.obstacle
+    -- Of several locks it waits for one at a time.
+    SET parked = decided.obstacle, lock_key = coalesce(decided.refused_key, live.lock_key)
     FROM decided
     WHERE live.id = decided.id AND decided.obstacle IN ('lock', 'dag_budget')
 ),
@@ -381,16 +406,18 @@ parked AS (
 rivals AS MATERIALIZED (
     SELECT rival.id
     FROM (
-        SELECT lock_key, array_agg(id) AS ids FROM decided WHERE lock_key IS NOT NULL GROUP BY lock_key HAVING bool_or(obstacle = 'lock')
+        SELECT coalesce(refused_key, lock_key) AS lock_key FROM decided
+        WHERE lock_key IS NOT NULL GROUP BY 1 HAVING bool_or(obstacle = 'lock')
     ) AS contended
     CROSS JOIN LATERAL (
         SELECT id FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
-          AND id <> ALL (contended.ids)
+          AND id <> ALL (ARRAY(SELECT decided.id FROM decided))
           -- The next child of the batch that has the lock doesn't wait.
           AND NOT EXISTS (
             SELECT FROM lineshaft.lock WHERE lock.key = contended.lock_key AND lock.holder_task_id = task_live.lock_owner
           )
+          AND (lock_owner IS NULL OR admission IS NULL)
         LIMIT 2000
         FOR UPDATE SKIP LOCKED
     ) AS rival
@@ -433,12 +460,19 @@ dag_logged AS (
     WHERE (SELECT count(*) FROM logged) >= 0
 )
 SELECT
-    moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
+    moved.id, moved.epoch, moved.dag_id AS live_dag_id, task.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
-    -- include: is_outdated
-    AS outdated,
+    -- Its limits are not the present ones of its type; or a submission replaced it after this statement's snapshot, from which its spec is:
+    -- the locked row then has another number than the row of the snapshot. It is given back. (The statements of one task read the spec later, and
+    -- claim_fast finds only rows of its snapshot.)
+    (
+        -- include: is_outdated
+        OR (task.idempotency_key IS NOT NULL AND moved.submission_no <> (
+            SELECT before.submission_no FROM lineshaft.task_live AS before WHERE before.id = moved.id
+        ))
+    ) AS outdated, task.admission -> 'locks' AS locks,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
@@ -494,7 +528,7 @@ SELECT
     -- ... and if tasks got their document lock, but another claim was faster with their DAG's money.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN
-            ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL)
+            ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND (lock_owner IS NULL OR locks IS NOT NULL))
     END AS stranded,
     -- ... and what quotas count for tasks that were parked for them, or not claimed for another reason; it looks at those after the commit.
     CASE
@@ -505,6 +539,14 @@ SELECT
             WHERE verdict.id <> ALL (ARRAY(SELECT id FROM moved))
         )
     END AS looks,
+    -- ... and if other waiters for a lock may be able to go on: a task that was woken for it waits for another one now, or it is shared.
+    CASE
+        WHEN moved.n IS NULL OR moved.n = 1 THEN ARRAY(
+            SELECT lock_key FROM decided WHERE obstacle = 'lock' AND refused_key <> lock_key
+            UNION
+            SELECT other.key FROM taken_together, jsonb_each(tasks) AS task, jsonb_array_elements_text(task.value -> 2) AS other (key)
+        )
+    END AS passed_on,
     -- ... and if a breaker may be probed with a task that this agent could claim.
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (
@@ -553,12 +595,15 @@ SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text A
 
 -- name: free_stranded
 -- Locks of tasks that weren't claimed in the end; unless another claim has taken them since.
-DELETE FROM lineshaft.lock
-USING (
-    SELECT id FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' ORDER BY id FOR UPDATE
-) AS idle
-WHERE lock.holder_task_id = idle.id
-RETURNING lock.key
+SELECT DISTINCT freed.key
+FROM (
+    SELECT array_agg(needed.key) AS keys, array_agg(idle.id) AS holders
+    FROM (
+        SELECT id, lock_key, admission FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' ORDER BY id FOR UPDATE
+    ) AS idle
+    CROSS JOIN LATERAL unnest(lineshaft.lock_keys_1(idle.lock_key, idle.admission)) AS needed (key)
+) AS held
+CROSS JOIN LATERAL lineshaft.release_locks_1(held.keys, held.holders, NULL, NULL) AS freed
 
 -- name: resumed
 -- What earlier attempts left behind, for tasks that were started before.

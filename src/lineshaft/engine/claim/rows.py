@@ -6,12 +6,16 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
+import msgspec
+
 from lineshaft.types.json import raw
 from lineshaft.types.work import ClaimedTask
 
 #: These fields are the same for all tasks of a claim; `outdated` comes after them.
 _COMMON = ("started", "claimed_at", "claim_ttl_sec")
-_COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in (*_COMMON, "outdated"))
+_COLUMNS = tuple(
+    name for name in ClaimedTask.__struct_fields__ if name not in (*_COMMON, "outdated", "locks")
+)
 #: The columns that hold JSON follow each other.
 _JSON = _COLUMNS.index("spec")
 
@@ -29,9 +33,18 @@ def claimed_tasks(
     """The rows have these columns, among them those of a task."""
     before, json, after, outdated = _getters(columns)
     common = (started, claimed_at, claim_ttl_sec)
-    return [
+    tasks = [
         ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common, outdated(row)))
         for row in rows
+    ]
+    if "locks" not in columns:
+        return tasks
+    locks = columns.index("locks")
+    return [
+        task
+        if row[locks] is None
+        else msgspec.structs.replace(task, locks=msgspec.json.decode(row[locks], type=dict[str, bool]))
+        for task, row in zip(tasks, rows, strict=True)
     ]
 
 

@@ -416,6 +416,17 @@ CREATE TABLE lineshaft.lock (
     CONSTRAINT lock_pkey PRIMARY KEY (key)
 );
 
+-- Readers of document locks that are shared.
+CREATE TABLE lineshaft.lock_share (
+    token bigint NOT NULL,
+    acquired_at timestamp with time zone NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    holder_task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    CONSTRAINT lock_share_pkey PRIMARY KEY (key, holder_task_id)
+);
+
 -- What happened in each minute of the last two days.
 CREATE TABLE lineshaft.minute (
     at timestamp with time zone NOT NULL,
@@ -716,6 +727,7 @@ CREATE TABLE lineshaft.task (
     open_limits smallint,
     type_revision integer,
     admission jsonb,
+    for_each jsonb,
     CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
@@ -908,6 +920,8 @@ CREATE INDEX firing_by_age ON lineshaft.firing USING btree (at);
 CREATE INDEX gate_run_lost ON lineshaft.gate_run USING btree (until);
 CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(cost_from_usd, ('-1'::integer)::numeric));
+CREATE INDEX lock_share_expires_at ON lineshaft.lock_share USING btree (expires_at);
+CREATE INDEX lock_share_token ON lineshaft.lock_share USING btree (token);
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
@@ -946,6 +960,7 @@ CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) W
 CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key, lane_id, rank, submission_no) WHERE (parked_key IS NOT NULL);
 CREATE INDEX task_live_quota_keys ON lineshaft.task_live USING gin (((admission -> 'keys'::text))) WHERE (admission IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
+CREATE INDEX task_live_waiting_writer ON lineshaft.task_live USING btree (lock_key) WHERE ((parked = 'lock'::text) AND (((admission -> 'locks'::text) ->> lock_key) IS DISTINCT FROM 'true'::text));
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 CREATE UNIQUE INDEX task_type_revision ON lineshaft.task_type USING btree (revision);
 CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree (agent_id);
@@ -1002,19 +1017,24 @@ FUNCTION lineshaft.complete_and_claim_3(text,integer,jsonb,jsonb,jsonb,text,nume
 FUNCTION lineshaft.corrected_1(text)
 FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
+FUNCTION lineshaft.first_lock_1(text,jsonb)
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
 FUNCTION lineshaft.full_queues_1(text[],bigint[])
 FUNCTION lineshaft.full_quotas_1(text[],timestamp with time zone)
 FUNCTION lineshaft.gates_claims_1(integer,text)
 FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
+FUNCTION lineshaft.has_locks_1(text,jsonb,bigint)
 FUNCTION lineshaft.is_barred_1(text,text[])
 FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
+FUNCTION lineshaft.keep_locks_1(text[])
 FUNCTION lineshaft.lane_has_quota_1(integer,text[],text,text)
 FUNCTION lineshaft.lane_keys_1(text,text,text,text)
+FUNCTION lineshaft.lock_keys_1(text,jsonb)
 FUNCTION lineshaft.lock_use_1(text,text)
+FUNCTION lineshaft.locks_of_1(text,text,text,jsonb)
 FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
 FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
@@ -1034,7 +1054,9 @@ FUNCTION lineshaft.rate_free_at_1(text,text,numeric,double precision,numeric,tim
 FUNCTION lineshaft.rate_used_1(text,text,double precision,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
 FUNCTION lineshaft.refuse_unchecked_1()
+FUNCTION lineshaft.refused_lock_1(text,text,text,jsonb,timestamp with time zone,text[])
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.release_locks_1(text[],text[],bigint[],timestamp with time zone)
 FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
@@ -1043,6 +1065,7 @@ FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
 FUNCTION lineshaft.settle_1(text,integer,text,jsonb,jsonb,timestamp with time zone)
 FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
+FUNCTION lineshaft.take_locks_1(text,timestamp with time zone,text[],text[],text[],jsonb[],double precision[])
 FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
 FUNCTION lineshaft.waiting_1(text,text,bigint)
 FUNCTION lineshaft.wake_lanes_1(integer[])

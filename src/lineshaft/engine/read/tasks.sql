@@ -2,7 +2,7 @@
 -- All columns of these tasks, live or ended.
 SELECT
     clock.now,
-    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.inputs, task.key, task.preset,
+    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.inputs, task.for_each, task.key, task.preset,
     task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
     task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.admission, task.max_attempts, task.retry,
     task.expire_at_deadline,
@@ -49,7 +49,11 @@ SELECT
                 SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
                 UNION ALL
                 SELECT child.id, child.is_batch
-                FROM inside JOIN lineshaft.task AS child ON child.parent_id = inside.id AND inside.is_batch
+                FROM inside
+                -- OFFSET 0: one look-up for each batch, whatever the planner thinks of the number of tasks.
+                CROSS JOIN LATERAL (
+                    SELECT id, is_batch FROM lineshaft.task WHERE parent_id = inside.id AND inside.is_batch OFFSET 0
+                ) AS child
             )
             SELECT min(coalesce(going.first_started_at, gone.first_started_at))
             FROM inside

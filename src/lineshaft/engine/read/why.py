@@ -199,7 +199,13 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
     direct = [edge for edge in upstream if edge["task_id"] == task["id"]]
     if direct:
         states = _listed(f"{edge['depends_on']} ({edge['status'] or 'gone'})" for edge in direct)
-        what = "its children" if task["is_batch"] else "other tasks"
+        what = "other tasks"
+        if task["is_batch"] and not task["is_childless"]:
+            what = "its children"
+        elif task["list"] is not None:
+            what = f"the list {task['list']}"
+        elif task["turns"] is not None:
+            what = f"its turn, because at most {task['turns']} children of its list run at once"
         advice = ""
         if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
             advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
@@ -241,7 +247,13 @@ def _schedule(task: Row) -> Iterable[Reason]:
     if task["wait_name"] is not None:
         yield _wait(task)
     elif task["due_at"] is not None:
-        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.")
+        replaced = task["replaced_at"]
+        because = (
+            ""
+            if replaced is None
+            else f" A submission with its idempotency key replaced it at {_iso(replaced)}."
+        )
+        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.{because}")
 
 
 def _wait(task: Row) -> Reason:
@@ -390,6 +402,8 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} is held by another program "
             f"({_short(task['lock_holder'].removeprefix(OUTSIDE))}) until that releases it.",
         )
+    elif task["lock_refused"] and task["lock_readers"] is not None:
+        yield Reason(ReasonCode.LOCK_HELD, _shared_lock(task))
     elif task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
@@ -403,6 +417,17 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} was held and is free now: the promoter makes this task claimable at "
             "its next tick.",
         )
+
+
+def _shared_lock(task: Row) -> str:
+    key, readers = task["lock_key"], task["lock_readers"]
+    if not task["lock_shared"]:
+        return f"Lock {key!r} is shared by tasks {_listed(readers)}; this task gets it alone after them."
+    writer = f"task {task['lock_writer']}" if task["lock_writer"] else "a task"
+    return (
+        f"Lock {key!r} is shared by tasks {_listed(readers)}, and {writer} waits to have it alone: later "
+        "readers wait for that."
+    )
 
 
 def _quotas(task: Row) -> Iterable[Reason]:

@@ -237,10 +237,7 @@ ORDER BY dag.id
 FOR NO KEY UPDATE
 
 -- name: release_locks
--- Only the holder's own: a lock that expired and was granted to another task stays with that one.
-DELETE FROM lineshaft.lock
-USING unnest(%(keys)s::text[], %(holders)s::text[]) AS held (key, holder)
-WHERE lock.key = held.key AND lock.holder_task_id = held.holder
+SELECT count(*) FROM lineshaft.release_locks_1(%(keys)s::text[], %(holders)s::text[], NULL, NULL)
 
 -- name: unblock_dependents
 -- Follows a statement that ends tasks, in the same transaction. Only ended tasks count, so tasks that didn't move do no harm here; and

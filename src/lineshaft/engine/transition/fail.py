@@ -263,9 +263,11 @@ class Failures:
         ended = {task.id for task in dead}
         cancelled: set[str] = set()
         while parents := sorted({t.parent_id for t in dead if t.parent_id is not None} - ended - cancelled):
-            causes = {t.parent_id: t for t in dead}
             families = await self._locks.lock(connection, parents)
             batches = [task for task in families.values() if task.is_batch]
+            children = await self._locks.children(connection, [task.id for task in batches])
+            causes = {t.parent_id: t for t in dead if t.id in children}
+            batches = [task for task in batches if task.id in causes]
             ended |= {task.id for task in batches}
             siblings = await self._lock_below(connection, [task.id for task in batches], ended | cancelled)
             for task in siblings:
