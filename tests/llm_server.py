@@ -1,6 +1,6 @@
 """A server with OpenAI's protocol that gives the answers a test sets. It is the outside world: real HTTP.
 
-The test's process serves; what calls it may be any process, and may be killed. `requests` counts what arrived.
+The test's process serves. What calls it may be any process, and may be killed; `requests` has what arrived.
 """
 
 import json
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
 from typing import Any
 
-USAGE = {"prompt_tokens": 1_000, "completion_tokens": 100}
+USAGE = {"prompt_tokens": 1_000, "completion_tokens": 100, "total_tokens": 1_100}
 
 
 @dataclass
@@ -144,9 +144,11 @@ def llm_server(chosen: LLMServer | None = None) -> Iterator[LLMServer]:
             kind = "text/event-stream" if request.get("stream") and reply.status < 400 else "application/json"
             try:
                 self.send_response(reply.status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                for name, value in reply.headers.items():
+                for name, value in {
+                    "Content-Type": kind,
+                    **reply.headers,
+                    "Content-Length": str(len(body)),
+                }.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body[: reply.cut_after])

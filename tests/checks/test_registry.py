@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lineshaft.checks.command import CheckCommand
 from lineshaft.checks import registry
+from lineshaft.checks.command import CheckCommand
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError

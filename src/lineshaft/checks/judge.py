@@ -38,8 +38,8 @@ class JudgeCheck(Struct, frozen=True):
     def fault(self, schema: Any) -> str | None:
         if self.judge is None:
             return (
-                "no judge is configured: set LINESHAFT_LLM_MODEL, or LINESHAFT_JUDGE_MODEL for a model of its own "
-                "(and LINESHAFT_JUDGE_URL for an OpenAI-compatible API), and install the extra lineshaft[llm]"
+                "no judge is configured: set LINESHAFT_LLM_MODEL, or LINESHAFT_JUDGE_MODEL for a model of "
+                "its own (and LINESHAFT_JUDGE_URL for an OpenAI-compatible API), and install lineshaft[llm]"
             )
         if not isinstance(schema, dict) or not schema.keys() <= {"criteria", "threshold"}:
             return 'must be {"criteria": TEXT}, optionally with a threshold'

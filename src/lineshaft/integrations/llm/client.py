@@ -9,7 +9,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 from pydantic_ai.direct import model_request
-from pydantic_ai.exceptions import UserError
+from pydantic_ai.exceptions import AgentRunError, FallbackExceptionGroup, ModelAPIError, UserError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse, infer_model
 from pydantic_ai.models.fallback import FallbackModel
@@ -71,7 +71,7 @@ class LLMClient:
         return self._models[names]
 
     def cost(self, response: ModelResponse, *, asked: str | None = None) -> Decimal | None:
-        """What a response cost in US dollars; None: unknown. `asked`: the name of the model that was asked."""
+        """What a response cost in US dollars; None: unknown. `asked`: the model's name in the request."""
         return cost_of(response, self.config.prices, asked)
 
     def translated(self, error: BaseException) -> LLMError | None:
@@ -87,7 +87,7 @@ class LLMClient:
         model: str | None = None,
         temperature: float | None = None,
     ) -> Answer:
-        """Ask one question. With a JSON schema the answer's value is JSON; whether it fits is the caller's to check.
+        """Ask one question. With a JSON schema the answer's value is JSON; the caller checks whether it fits.
 
         Raises LLMError. An answer without JSON raises LLMAnswerError, which has the text and the cost.
         """
@@ -103,10 +103,13 @@ class LLMClient:
         # The mode only asks for JSON from APIs that can guarantee it, which is always an object.
         is_object = schema is not None and schema.get("type") == "object"
         parameters = ModelRequestParameters(output_mode="prompted" if is_object else "text")
-        async with chosen:
-            response = await model_request(
-                chosen, [question], model_settings=settings, model_request_parameters=parameters
-            )
+        try:
+            async with chosen:
+                response = await model_request(
+                    chosen, [question], model_settings=settings, model_request_parameters=parameters
+                )
+        except ModelAPIError as error:  # its deadline, which pydantic-ai keeps outside of the model
+            raise self.translated(error) or error from None
         text = response.text or ""
         cost = self.cost(response, asked=model or self.config.model)
         value = text if schema is None else self._json(text, response, cost)
@@ -132,10 +135,10 @@ class LLMClient:
         self.config.check(name)
         provider = name.partition(":")[0] if ":" in name else None
         if self.config.url is not None and (provider is None or not _is_provider(provider)):
-            return self._at_url(name)
+            return self._at_url(name, self.config.url)
         try:
             return infer_model(name, _provider)
-        except UserError as error:
+        except (UserError, ValueError) as error:
             fault = without_secrets(str(error).partition(" To try ")[0], (self.config.api_key,))
             raise SettingsError(f"The model {name!r} can't be used: {fault}") from None
         except ImportError:
@@ -143,14 +146,12 @@ class LLMClient:
                 f"The model {name!r} needs a package: pip install 'pydantic-ai-slim[{provider}]'."
             ) from None
 
-    def _at_url(self, name: str) -> Model:
+    def _at_url(self, name: str, url: str) -> Model:
         from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider  # noqa: PLC0415
 
         from lineshaft.integrations.llm.endpoint import EndpointModel  # noqa: PLC0415
 
-        provider = OpenAICompatibleProvider(
-            "endpoint", base_url=self.config.url, api_key=self.config.api_key or "none"
-        )
+        provider = OpenAICompatibleProvider("endpoint", base_url=url, api_key=self.config.api_key or "none")
         # Those of OpenAI itself, in variables of this process, are not for others.
         provider.client.organization = provider.client.project = None
         return EndpointModel(name, provider=_without_retries(provider))
@@ -167,7 +168,7 @@ class _TranslatingModel(WrapperModel):
     def settings(self) -> ModelSettings | None:
         # The keys of one call count before these.
         return merge_model_settings(
-            ModelSettings(request_timeout=self._client.config.timeout_sec, max_retries=0),
+            ModelSettings(request_timeout=self._client.config.timeout_sec),
             self.wrapped.settings,
         )
 
@@ -179,7 +180,7 @@ class _TranslatingModel(WrapperModel):
     ) -> ModelResponse:
         try:
             response = await super().request(messages, model_settings, model_request_parameters)
-        except Exception as error:
+        except (AgentRunError, FallbackExceptionGroup) as error:
             raise self._client.translated(error) or error from None
         response.usage.cost = self._client.cost(response, asked=self.wrapped.model_name)
         return response
@@ -197,7 +198,7 @@ class _TranslatingModel(WrapperModel):
                 messages, model_settings, model_request_parameters, run_context
             ) as stream:
                 yield stream
-        except Exception as error:
+        except (AgentRunError, FallbackExceptionGroup) as error:
             raise self._client.translated(error) or error from None
 
 

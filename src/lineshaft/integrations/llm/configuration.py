@@ -1,4 +1,7 @@
-"""Which models there are and how to reach them. It imports no library of models, so that any process may check it."""
+"""Which models there are, and how to reach them.
+
+It imports no library of models, so that any process may check it.
+"""
 
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -30,7 +33,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMConfig:
-    #: The model that is used unless another is named: PROVIDER:MODEL, or a name that the endpoint at `url` knows.
+    #: Used unless another is named: PROVIDER:MODEL, or a name that the API at `url` knows.
     model: str
     #: Tried in this order when a model can't answer.
     fallback_models: tuple[str, ...] = ()
@@ -61,8 +64,8 @@ class LLMConfig:
         name = model or settings.llm_model
         if name is None:
             raise SettingsError(
-                "No model is configured. Set LINESHAFT_LLM_MODEL, for instance to openai:gpt-5-mini with the key "
-                "in OPENAI_API_KEY, or to a model of the OpenAI-compatible API in LINESHAFT_LLM_URL."
+                "No model is configured. Set LINESHAFT_LLM_MODEL, for instance to openai:gpt-5-mini with the "
+                "key in OPENAI_API_KEY, or to a model of the OpenAI-compatible API in LINESHAFT_LLM_URL."
             )
         return cls(
             model=name,
@@ -93,6 +96,6 @@ def read_prices(path: Path) -> dict[str, Price]:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         reason = str(error)
     raise SettingsError(
-        f"LINESHAFT_LLM_PRICES names {path}, which can't be used: {reason}. It must map names of models to prices "
-        "in US dollars per million tokens, as in  gpt-5-mini: {input: 0.25, output: 2}."
+        f"LINESHAFT_LLM_PRICES names {path}, which can't be used: {reason}. It must map names of models to "
+        "prices in US dollars per million tokens, as in  gpt-5-mini: {input: 0.25, output: 2}."
     )

@@ -1,7 +1,8 @@
 """Until when a provider asks to wait: from the headers and the text of its refusal.
 
-Providers say it in many ways: `Retry-After` in seconds or as a date, windows that are used up with the time of their
-reset, or a text such as "resets at 2026-01-31T17:00:00Z", "resets at 5pm (Europe/Berlin)" or "resets in 4h 12m".
+Providers say it in many ways: `Retry-After` in seconds or as a date, windows that are used up with the time
+of their reset, or a text such as "resets at 2026-01-31T17:00:00Z", "resets at 5pm (Europe/Berlin)" or
+"resets in 4h 12m".
 """
 
 import re
@@ -40,7 +41,7 @@ _UNITS_OF_WINDOWS = ("requests", "tokens", "input-tokens", "output-tokens")
 
 
 def wait_until(headers: Mapping[str, str], text: str, now: datetime) -> datetime | None:
-    """When a call may succeed again; None: the provider doesn't say. Names of headers are in small letters."""
+    """When a call may succeed again; None: the provider doesn't say. `headers`: names in small letters."""
     instants = [*_in_headers(headers, now), *_in_text(text, now)]
     return max(
         (instant for instant in instants if (instant - now).total_seconds() <= _LONGEST_SEC), default=None

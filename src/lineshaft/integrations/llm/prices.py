@@ -1,4 +1,4 @@
-"""What a call cost: by the operator's prices, as the provider reports it, or by the bundled list of prices."""
+"""What a call cost: by the operator's prices, as the provider reports it, or by the bundled list."""
 
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation

@@ -25,7 +25,7 @@ _HOPE = (LLMRateLimited, LLMUnavailable, LLMTimeout, LLMAnswerError, LLMRequestE
 
 
 def translated(error: BaseException, keys: Sequence[str | None] = ()) -> LLMError | None:
-    """An error of a call as ours; None: it isn't about the call of a model. `keys` must not be in its text."""
+    """An error of a call as ours; None: it isn't about the call of a model. Its text has none of `keys`."""
     if isinstance(error, LLMError):
         return error
     if isinstance(error, theirs.FallbackExceptionGroup):
@@ -38,7 +38,7 @@ def translated(error: BaseException, keys: Sequence[str | None] = ()) -> LLMErro
     return None
 
 
-def _of_call(error: theirs.ModelAPIError, keys: Sequence[str | None]) -> LLMError:
+def _of_call(error: theirs.ModelAPIError, keys: Sequence[str | None]) -> LLMError:  # noqa: PLR0911 - a table
     now = datetime.now(UTC)
     said = _said(error)
     status = getattr(error, "status_code", None)
