@@ -137,7 +137,7 @@ async def test_an_unreachable_judge_is_asked_again_later(
             ).fetchone()
             assert alerts == (1,)
 
-            server.status = 200
+            server.reply = Reply({"score": 1})
             assert (await validator(engine).run_once())["passed"] == 1
 
             row = connection.execute("SELECT attempts, status::text FROM lineshaft.task_end").fetchone()
