@@ -381,7 +381,7 @@ def test_a_model_that_cant_be_used(monkeypatch: pytest.MonkeyPatch, model: str, 
 
 def test_without_a_model() -> None:
     with pytest.raises(SettingsError, match="Set LINESHAFT_LLM_MODEL"):
-        LLMClient.from_settings(Settings())
+        LLMClient.from_settings(Settings()).model()
 
 
 async def test_a_provider_in_the_name_wins_over_the_endpoint(

@@ -63,7 +63,7 @@ class LLMClient:
         """
         if fallback_models is None:
             fallback_models = self.config.fallback_models if name in (None, self.config.model) else ()
-        names = tuple(dict.fromkeys((name or self.config.model, *fallback_models)))
+        names = tuple(dict.fromkeys((self.config.named(name), *fallback_models)))
         if names not in self._models:
             each = [self._single(one) for one in names]
             inner = each[0] if len(each) == 1 else FallbackModel(each[0], *each[1:])

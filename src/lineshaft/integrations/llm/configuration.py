@@ -34,7 +34,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMConfig:
     #: Used unless another is named: PROVIDER:MODEL, or a name that the API at `url` knows.
-    model: str
+    model: str | None = None
     #: Tried in this order when a model can't answer.
     fallback_models: tuple[str, ...] = ()
     #: An OpenAI-compatible API, for names without a provider.
@@ -48,7 +48,17 @@ class LLMConfig:
 
     def __post_init__(self) -> None:
         for name in (self.model, *self.fallback_models):
-            self.check(name)
+            if name is not None:
+                self.check(name)
+
+    def named(self, name: str | None = None) -> str:
+        """This model, or the configured one; raises SettingsError if there is none."""
+        if (name := name or self.model) is None:
+            raise SettingsError(
+                "No model is configured. Set LINESHAFT_LLM_MODEL, for instance to openai:gpt-5-mini with the "
+                "key in OPENAI_API_KEY, or to a model of the OpenAI-compatible API in LINESHAFT_LLM_URL."
+            )
+        return name
 
     def check(self, name: str) -> None:
         """Raise SettingsError if nothing says where a model is."""
@@ -62,11 +72,6 @@ class LLMConfig:
     def from_settings(cls, settings: Settings, *, model: str | None = None) -> Self:
         """`model`: in place of that of the settings."""
         name = model or settings.llm_model
-        if name is None:
-            raise SettingsError(
-                "No model is configured. Set LINESHAFT_LLM_MODEL, for instance to openai:gpt-5-mini with the "
-                "key in OPENAI_API_KEY, or to a model of the OpenAI-compatible API in LINESHAFT_LLM_URL."
-            )
         return cls(
             model=name,
             fallback_models=settings.llm_fallback_models if name == settings.llm_model else (),
