@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pydantic_ai.agent import EventStreamHandler
-from pydantic_ai.capabilities.abstract import WrapRunHandler
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -14,7 +13,7 @@ from pydantic_ai.durable_exec import (
     RoleBasedOperationConfig,
     conversation_id_from_run_id,
 )
-from pydantic_ai.exceptions import AgentRunError, FallbackExceptionGroup, UsageLimitExceeded, UserError
+from pydantic_ai.exceptions import UsageLimitExceeded, UserError
 from pydantic_ai.messages import (
     AgentStreamEvent,
     FunctionToolCallEvent,
@@ -156,16 +155,15 @@ class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
             return registered
         return self._client.model(model_id)
 
-    async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
+    async def on_run_error(self, ctx: RunContext[AgentDepsT], *, error: BaseException) -> AgentRunResult[Any]:
         """Raise errors of models as ours, which say when to try again."""
-        if not self.in_durable_context:
-            return await handler()
-        try:
-            return await handler()
-        except UsageLimitExceeded as error:
-            raise BudgetExceeded(str(error)) from error
-        except (AgentRunError, FallbackExceptionGroup) as error:
-            raise self._client.translated(error) or error from None
+        if self.in_durable_context:
+            if isinstance(error, UsageLimitExceeded):
+                raise BudgetExceeded(str(error)) from None
+            if (ours := self._client.translated(error)) is not None:
+                # The provider's own error may quote a key.
+                raise ours from None
+        return await super().on_run_error(ctx, error=error)
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[AgentDepsT], *, requests: DeferredToolRequests

@@ -40,10 +40,13 @@ class _Known:
         self.tokens_output += tokens_output
 
 
+#: By the usage's identity, for all agents of a handler; the usage is kept, so that no other one gets it.
+_known: "WeakKeyDictionary[Execution, dict[int, tuple[RunUsage, _Known]]]" = WeakKeyDictionary()
+
+
 class Spending:
     def __init__(self, client: LLMClient) -> None:
         self._client = client
-        self._known: WeakKeyDictionary[RunUsage, _Known] = WeakKeyDictionary()
         self._unpriced: set[str] = set()
 
     def booked(self, execution: Execution, payload: Any) -> Any:
@@ -57,17 +60,17 @@ class Spending:
         usage.cost = cost
         return JSON_CODEC.dump(ModelResponse, response)
 
-    def known(self, run: RunContext[Any] | None, payload: Any) -> None:
+    def known(self, execution: Execution, run: RunContext[Any] | None, payload: Any) -> None:
         """A response, new or recorded, is about to be added to the usage of its run."""
         if run is not None:
             usage = JSON_CODEC.load(ModelResponse, payload).usage
-            self._of(run.usage).add(usage.cost, usage.input_tokens, usage.output_tokens)
+            self._of(execution, run.usage).add(usage.cost, usage.input_tokens, usage.output_tokens)
 
     @contextmanager
     def of_tool(self, execution: Execution, run: RunContext[Any] | None) -> Iterator[None]:
         """Book what others spend while a tool's step runs, and add to the run's usage."""
         if run is not None:
-            self._of(run.usage)
+            self._of(execution, run.usage)
         try:
             yield
         finally:
@@ -75,7 +78,7 @@ class Spending:
                 self._book_rest(execution, run.usage)
 
     def _book_rest(self, execution: Execution, usage: RunUsage) -> None:
-        known = self._of(usage)
+        known = self._of(execution, usage)
         cost = max((usage.cost or _ZERO) - known.cost, _ZERO)
         tokens_input = max(usage.input_tokens - known.tokens_input, 0)
         tokens_output = max(usage.output_tokens - known.tokens_output, 0)
@@ -83,10 +86,8 @@ class Spending:
             execution.spend(cost or None, tokens_input, tokens_output)
             known.add(cost, tokens_input, tokens_output)
 
-    def _of(self, usage: RunUsage) -> _Known:
-        if usage not in self._known:
-            self._known[usage] = _Known(usage)
-        return self._known[usage]
+    def _of(self, execution: Execution, usage: RunUsage) -> _Known:
+        return _known.setdefault(execution, {}).setdefault(id(usage), (usage, _Known(usage)))[1]
 
     def _warn(self, model: str) -> None:
         if model not in self._unpriced:

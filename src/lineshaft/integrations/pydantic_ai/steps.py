@@ -112,7 +112,7 @@ class StepBackend(CallableOperationBackend[OnChange]):
 
         result = await context_of(execution).step(step, work, key=key, on_change=config)
         if unit == "model":
-            self._spending.known(run, result)
+            self._spending.known(execution, run, result)
         return result
 
 
