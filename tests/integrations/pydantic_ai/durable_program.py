@@ -1,7 +1,7 @@
 """An agent with a model and tools in its own process, for tests that kill it.
 
-`python -m tests.integrations.pydantic_ai.durable_program WHERE LOG [STOP_AT]`. It writes each call of a tool to LOG,
-and prints the points that it reaches. At STOP_AT it stays forever.
+`python -m tests.integrations.pydantic_ai.durable_program WHERE LOG [STOP_AT]`. It writes the points that it
+reaches to LOG, and prints them. At STOP_AT it stays forever.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def make_agent(agent_id: str, points: Points) -> Agent:
     agent = Agent(agent_id, max_concurrent_tasks=1)
 
     @writer.tool
-    async def look(ctx: RunContext[None], where: str) -> str:
+    async def look(ctx: RunContext[object], where: str) -> str:
         await points.reach(f"look {ctx.tool_call_id}")
         return f"{where} as {ctx.tool_call_id} saw it"
 
@@ -46,7 +46,7 @@ def make_agent(agent_id: str, points: Points) -> Agent:
         return f"wrote {text}"
 
     @agent.task("work")
-    async def work(ctx: TaskContext) -> str:
+    async def work(_ctx: TaskContext) -> str:
         await points.reach("started")
         output = (await writer.run("Look twice, then write.")).output
         await points.reach("ended")

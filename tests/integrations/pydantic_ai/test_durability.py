@@ -5,6 +5,7 @@ import logging
 import sys
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import UsageLimits
 
 from lineshaft import Agent, Lineshaft, NewTask, SyncTaskContext, Task, TaskContext
+from lineshaft.integrations.llm.client import LLMClient
 from lineshaft.integrations.pydantic_ai import LineshaftDurability
 from lineshaft.model.states import Status
 from tests.agent.helpers import AT_ONCE, at_work, attempts, drain, engine_of, one, until
@@ -30,7 +32,7 @@ def reply(content: Any = "done", *tools: tuple[Any, ...], **options: Any) -> Rep
     return Reply("hello" if tools else content, tools=tools, **{"usage": PAID, **options})
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """The handler's code fails."""
 
 
@@ -46,7 +48,7 @@ def agent_for(writer: Model[Any, Any], *, fails: int = 1, **options: Any) -> Age
     async def write(ctx: TaskContext, prompt: str = "Write.") -> Any:
         output = (await writer.run(prompt, **options)).output
         if ctx.attempt <= fails:
-            raise Broken
+            raise BrokenError
         return output
 
     return agent
@@ -81,7 +83,7 @@ async def test_a_recorded_answer_is_neither_asked_nor_paid_for_again(
     async def write(ctx: TaskContext, topic: str) -> str:
         first = (await writer.run(topic)).output
         if ctx.attempt == 1:
-            raise Broken
+            raise BrokenError
         return f"{first}, {(await writer.run(topic)).output}"
 
     task = await one(shaft, agent, "write", spec={"topic": "things"}, retry=AT_ONCE)
@@ -119,7 +121,7 @@ async def test_parallel_tools_keep_their_own_steps(shaft: Lineshaft, server: LLM
             await asyncio.sleep(0)
         await asyncio.sleep(0.1)
         if ran.count("fail") == 1:
-            raise Broken
+            raise BrokenError
         return "fine"
 
     task = await one(shaft, agent_for(writer, fails=0), "write", retry=AT_ONCE)
@@ -184,7 +186,7 @@ async def test_runs_at_the_same_time(shaft: Lineshaft, server: LLMServer) -> Non
         runs = [writer.run("a"), writer.run("b"), writer.run("c", run_id="the third")]
         results = await asyncio.gather(*runs)
         if ctx.attempt == 1:
-            raise Broken
+            raise BrokenError
         return [result.output for result in results]
 
     task = await one(shaft, agent, "write", retry=AT_ONCE)
@@ -198,7 +200,7 @@ async def test_another_model_goes_on_with_the_answers_of_the_first(
 ) -> None:
     server.plan(reply("", ("look", {}, "id1")), Reply("busy", status=503), reply("done"))
     writer, agent = durable(), Agent("a")
-    writer.tool_plain(lambda: "a thing", name="look")
+    writer.tool_plain(name="look")(lambda: "a thing")
 
     @agent.task("write")
     async def write(ctx: TaskContext) -> str:
@@ -228,7 +230,7 @@ async def test_a_changed_prompt(
     async def write(ctx: TaskContext) -> str:
         output = (await writer.run("Write." if ctx.attempt == 1 else "Write more.")).output
         if ctx.attempt == 1:
-            raise Broken
+            raise BrokenError
         return output
 
     task = await one(shaft, agent, "write", retry=AT_ONCE)
@@ -267,7 +269,7 @@ async def test_a_changed_call_of_a_tool(
     async def write(ctx: TaskContext) -> str:
         output = (await writer.run(f"Write {ctx.attempt}.")).output
         if ctx.attempt == 1:
-            raise Broken
+            raise BrokenError
         return output
 
     task = await one(shaft, agent, "write", retry=AT_ONCE)
@@ -280,7 +282,7 @@ async def test_a_changed_call_of_a_tool(
 async def test_options_of_a_tool_that_are_wrong(shaft: Lineshaft, server: LLMServer, options: Any) -> None:
     server.plan(reply("", ("look", {}, "id1")), reply("done"))
     writer = durable()
-    writer.tool_plain(lambda: "x", name="look", metadata={"lineshaft": options})
+    writer.tool_plain(name="look", metadata={"lineshaft": options})(lambda: "x")
 
     task = await one(shaft, agent_for(writer, fails=0), "write", max_attempts=1)
 
@@ -296,7 +298,7 @@ async def test_a_used_up_budget_stops_the_run_before_the_next_call(
 ) -> None:
     server.reply = reply("", ("look", {}))
     writer = durable()
-    writer.tool_plain(lambda: "x", name="look")
+    writer.tool_plain(name="look")(lambda: "x")
 
     task = await one(shaft, agent_for(writer), "write", retry=AT_ONCE, max_cost_usd=0.02)
 
@@ -307,7 +309,7 @@ async def test_a_used_up_budget_stops_the_run_before_the_next_call(
 async def test_limits_of_the_run_itself(shaft: Lineshaft, server: LLMServer) -> None:
     server.reply = reply("", ("look", {}))
     writer = durable()
-    writer.tool_plain(lambda: "x", name="look")
+    writer.tool_plain(name="look")(lambda: "x")
     agent = agent_for(writer, usage_limits=UsageLimits(request_limit=2))
 
     task = await one(shaft, agent, "write", retry=AT_ONCE)
@@ -331,8 +333,6 @@ async def test_what_delegates_spend_counts(shaft: Lineshaft, server: LLMServer, 
 
     server.answer = answer
     capabilities = [LineshaftDurability()] if kind == "durable" else []
-    from lineshaft.integrations.llm.client import LLMClient  # noqa: PLC0415 - its settings are those of the test
-
     helper = Model(LLMClient.from_settings().model(), name="helper", capabilities=capabilities)
     writer = durable()
 
@@ -378,7 +378,7 @@ async def test_an_unknown_cost_stays_unknown(
 
 
 @pytest.mark.parametrize(
-    ("refusal", "category", "status"),
+    "refused",
     [
         (Reply("slow", status=429, headers={"Retry-After": "600"}), "rate_limit", Status.RETRYING),
         (Reply("resets in 10m", status=529), "rate_limit", Status.RETRYING),
@@ -393,11 +393,9 @@ async def test_failures_have_their_category(
     shaft: Lineshaft,
     server: LLMServer,
     connection: psycopg.Connection,
-    refusal: Reply,
-    category: str,
-    status: Status,
+    refused: tuple[Reply, str, Status],
 ) -> None:
-    server.reply = refusal
+    server.reply, category, status = refused
 
     task = await one(shaft, agent_for(durable(), fails=0), "write", max_attempts=1, model_preferences=None)
 
@@ -416,7 +414,7 @@ async def test_failures_have_their_category(
 
 async def test_outside_of_a_handler_it_changes_nothing(server: LLMServer) -> None:
     writer = durable()
-    writer.tool_plain(lambda: "x", name="look")
+    writer.tool_plain(name="look")(lambda: "x")
     server.plan(reply("", ("look", {})), reply("done"))
 
     assert (await writer.run("Write.", toolsets=[FunctionToolset(id="more")])).output == "done"
@@ -454,8 +452,6 @@ async def test_a_model_of_the_users_own(shaft: Lineshaft) -> None:
 
 
 async def test_cancellation_stops_the_call(shaft: Lineshaft, server: LLMServer) -> None:
-    from threading import Event  # noqa: PLC0415
-
     over = Event()
     server.reply = reply("done", hold=over)
     agent = agent_for(durable(), fails=0)
@@ -475,16 +471,16 @@ async def test_cancellation_stops_the_call(shaft: Lineshaft, server: LLMServer) 
 # Progress.
 
 
-async def test_progress_while_a_model_writes(shaft: Lineshaft, server: LLMServer) -> None:
+async def test_progress_while_a_model_writes(
+    shaft: Lineshaft, server: LLMServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.plan(reply("", ("look", {}, "id1")), reply("one two three"))
     writer, seen, agent = durable(progress=True), list[Any](), Agent("a")
-    writer.tool_plain(lambda: "x", name="look")
+    writer.tool_plain(name="look")(lambda: "x")
 
     @agent.task("write")
     async def write(ctx: TaskContext) -> str:
-        execution = ctx._execution
-        report = execution.report_progress
-        execution.report_progress = lambda value: (seen.append(value), report(value))[1]  # type: ignore[method-assign]
+        monkeypatch.setattr(ctx._execution, "report_progress", seen.append)
         return (await writer.run("Write.")).output
 
     task = await one(shaft, agent, "write")
@@ -579,7 +575,7 @@ async def test_tools_that_find_out_that_they_need_a_person(shaft: Lineshaft, ser
 async def test_an_approval_inside_of_a_tool_is_refused(shaft: Lineshaft, server: LLMServer) -> None:
     server.plan(reply("", ("delegate", {}, "id1")), reply("", ("pay", {}, "id2")))
     helper = Model("m", name="helper", capabilities=[LineshaftDurability()])
-    helper.tool_plain(lambda: "paid", name="pay", requires_approval=True)
+    helper.tool_plain(name="pay", requires_approval=True)(lambda: "paid")
     writer = durable()
 
     @writer.tool_plain

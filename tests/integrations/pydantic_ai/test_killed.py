@@ -1,4 +1,4 @@
-"""SIGKILL between and in the calls of models and tools: what is recorded is neither repeated nor paid for again.
+"""SIGKILL between and in the calls of models and tools: what is recorded is neither repeated nor paid again.
 
 The server of the model is the test's: it counts what was asked.
 """
@@ -90,7 +90,7 @@ async def finished(shaft: Lineshaft, connection: psycopg.Connection, task_id: st
 @pytest.mark.parametrize(
     "point", ["write", *(pytest.param(each, marks=SLOW) for each in RECORDED if each != "write")]
 )
-async def test_killed_between_calls(
+async def test_killed_between_calls(  # noqa: PLR0917 - fixtures
     shaft: Lineshaft,
     where: str,
     server: LLMServer,
@@ -124,7 +124,7 @@ async def test_killed_between_calls(
 
 @pytest.mark.slow("starts and kills agents")
 @pytest.mark.parametrize("number", [0, pytest.param(2, marks=SLOW), pytest.param(3, marks=SLOW)])
-async def test_killed_while_a_model_answers(
+async def test_killed_while_a_model_answers(  # noqa: PLR0917 - fixtures
     shaft: Lineshaft,
     where: str,
     server: LLMServer,

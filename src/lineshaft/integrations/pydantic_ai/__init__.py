@@ -6,11 +6,11 @@
     async def write(topic: str) -> str:
         return (await writer.run(topic)).output
 
-Each call of a model or a tool is a durable step (`steps.py`). What models cost is booked with it (`spending.py`),
-and tools that need a person wait as tasks for one, without a slot (`approvals.py`).
+Each call of a model or a tool is a durable step (`steps.py`). What models cost is booked with it
+(`spending.py`), and tools that need a person wait as tasks for one, without a slot (`approvals.py`).
 
-This room builds on `lineshaft.agent` and `integrations/llm`, and on what pydantic-ai has for engines of durable
-execution (`pydantic_ai.durable_exec`). It needs the extra `llm`.
+This room builds on `lineshaft.agent` and `integrations/llm`, and on what pydantic-ai has for engines of
+durable execution (`pydantic_ai.durable_exec`). It needs the extra `llm`.
 """
 
 from typing import TYPE_CHECKING, Any

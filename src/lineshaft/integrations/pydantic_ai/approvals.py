@@ -1,8 +1,8 @@
-"""Calls of tools that need a person: each is a task with the capability `human`, and the run waits without a slot.
+"""Calls of tools that need a person: each is a task for `human`; the run waits without a slot.
 
-For an approval, the answer `true`, `{"approved": true}` or nothing approves; `{"approved": true, "arguments": {…}}`
-approves with other arguments; `false`, `{"approved": false, "message": …}` or a rejection denies, which the model is
-told. For a tool that is executed elsewhere, the answer is the tool's result.
+For an approval, the answer `true`, `{"approved": true}` or nothing approves; `{"approved": true,
+"arguments": {…}}` approves with other arguments; `false`, `{"approved": false, "message": …}` or a rejection
+denies, which the model is told. For a tool that is executed elsewhere, the answer is the tool's result.
 """
 
 from typing import Any
@@ -35,9 +35,9 @@ async def resolved(
     """What people decided; ends the claim until all have."""
     if (step := running_step(execution.task.id)) is not None:
         raise LineshaftError(
-            f"A tool that needs a person was called inside of the step {step!r}. The wait ends the handler, and "
-            "the step would run again. Call such tools from the agent that the handler runs, not from an agent "
-            "in a tool."
+            f"A tool that needs a person was called inside of the step {step!r}. The wait ends the handler, "
+            "and the step would run again. Call such tools from the agent that the handler runs, not from an "
+            "agent in a tool."
         )
     run = (ctx.run_id or "").removeprefix(f"{execution.task.id}:")
     calls = [*requests.approvals, *requests.calls]

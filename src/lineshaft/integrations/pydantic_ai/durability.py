@@ -55,8 +55,8 @@ def _cant_be_stored(error: Exception) -> Fail:
 class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
     """Makes each call of a model, a function tool or an MCP tool a durable step of the task.
 
-    A later attempt takes the recorded answers and results, and goes on with the first call that isn't recorded:
-    nothing is asked, done or paid twice. Outside of a handler an agent with it runs as without it.
+    A later attempt takes the recorded answers and results, and goes on with the first call that isn't
+    recorded: nothing is asked, done or paid twice. Outside of a handler an agent with it runs as without it.
     """
 
     engine_spec = DurabilityEngineSpec(
@@ -66,7 +66,7 @@ class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
         codec=JSON_CODEC,
         serialization_failure=_cant_be_stored,
         wrapped_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
-        # A session with an MCP server is opened by the first step that needs it: if all are recorded, none is.
+        # The first step that needs an MCP server opens the session: if all are recorded, none does.
         toolset_lifecycles={
             "function": "enter-always",
             "mcp": "enter-in-durable-unit",
@@ -90,13 +90,13 @@ class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
         """`on_prompt_change`: what a later attempt does if it asks a model something else than was recorded.
 
         `on_tool_change` is the same for the arguments of a tool's call; a tool's metadata may say otherwise:
-        `metadata={"lineshaft": {"on_change": "rerun"}}`. "refuse" fails the attempt as `step_mismatch`, "rerun"
-        makes the call again, "reuse" takes the recorded result.
+        `metadata={"lineshaft": {"on_change": "rerun"}}`. "refuse" fails the attempt as `step_mismatch`,
+        "rerun" makes the call again, "reuse" takes the recorded result.
 
-        `progress`: models' answers are streamed, and shown as the task's progress. `models` are instances that
-        runs choose by these names. `event_stream_handler` gets the events of runs, also those of recorded steps
-        again; with it, `progress` does nothing. `name` is used in the names of steps, by default the agent's.
-        `client`: by default that of the settings.
+        `progress`: models' answers are streamed, and shown as the task's progress. `models` are instances
+        that runs choose by these names. `event_stream_handler` gets the events of runs, also those of
+        recorded steps again; with it, `progress` does nothing. `name` is used in the names of steps, by
+        default the agent's. `client`: by default that of the settings.
         """
         shown: Any = _show_progress if progress else None
         super().__init__(models=models, event_stream_handler=event_stream_handler or shown, name=name)
@@ -120,8 +120,8 @@ class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
             return self._on_tool_change
         if not isinstance(options, Mapping) or options.keys() != {"on_change"}:
             raise UserError(
-                f"The metadata {TOOL_OPTIONS!r} of the tool {name!r} must be {{'on_change': 'refuse', 'rerun' or "
-                f"'reuse'}}, or False for a tool that is no step; got {options!r}."
+                f"The metadata {TOOL_OPTIONS!r} of the tool {name!r} must be {{'on_change': 'refuse', "
+                f"'rerun' or 'reuse'}}, or False for a tool that is no step; got {options!r}."
             )
         on_change: OnChange = options["on_change"]
         return on_change
@@ -149,7 +149,7 @@ class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
     async def resolve_model_id(
         self, ctx: ModelResolutionContext[AgentDepsT], *, model_id: str
     ) -> Model | None:
-        """Make models that are named with Lineshaft's client: it doesn't retry, and knows the operator's prices."""
+        """Named models are made by Lineshaft's client: it doesn't retry, and knows the operator's prices."""
         registered = await super().resolve_model_id(ctx, model_id=model_id)
         if registered is not None or model_id == "test":
             return registered

@@ -1,8 +1,8 @@
-"""What runs of agents cost, booked with the task: calls of models in their steps, and what agents in tools spend.
+"""What runs of agents cost, booked with the task: calls of models in their steps, and agents in tools.
 
-An agent that a tool calls with `usage=ctx.usage` adds to the usage of the run. If it has LineshaftDurability too, its
-calls are steps and book themselves. If not, the difference between the usage and what was booked is booked at the end
-of the tool's step.
+An agent that a tool calls with `usage=ctx.usage` adds to the usage of the run. If it has LineshaftDurability
+too, its calls are steps and book themselves. If not, the difference between the usage and what was booked is
+booked at the end of the tool's step.
 """
 
 import logging
@@ -93,7 +93,7 @@ class Spending:
         if model not in self._unpriced:
             self._unpriced.add(model)
             _log.warning(
-                "The price of the model %s is unknown, so its calls are recorded without a cost, and no budget "
-                "limits them. Name its price in the file LINESHAFT_LLM_PRICES.",
+                "The price of the model %s is unknown: its calls are recorded without a cost, and no budget "
+                "limits them. Set its price in the file that LINESHAFT_LLM_PRICES names.",
                 model,
             )

@@ -1,9 +1,9 @@
 """Calls of models and tools as durable steps of the task: their names, and when a recorded one counts.
 
-A name must be the same in each attempt. So a model's call has its number in the run; calls of tools run at the same
-time and are named by the id that the model gave them. A run has the name of its agent, and a number if there are
-several; inside of a tool, the tool's step comes first. Two equal runs of one handler at the same time therefore need
-a `run_id`.
+A name must be the same in each attempt. So a model's call has its number in the run; calls of tools run at
+the same time and are named by the id that the model gave them. A run has the name of its agent, and a number if
+there are several, in the order in which they begin; inside of a tool, the tool's step comes first. A handler
+whose runs begin in another order each time gives them a `run_id`.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ def current_execution() -> Execution | None:
     execution = current.get()
     if execution is not None and not execution.handler.is_async:
         raise LineshaftError(
-            f"The handler of {execution.task.type!r} runs an agent with LineshaftDurability, and isn't async: its "
-            "steps can't be recorded. Make it 'async def', and await agent.run()."
+            f"The handler of {execution.task.type!r} runs an agent with LineshaftDurability, and isn't "
+            "async: its steps can't be recorded. Make it 'async def', and await agent.run()."
         )
     return execution
 
