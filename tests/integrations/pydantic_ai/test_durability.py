@@ -10,10 +10,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from fastmcp.client.transports import StdioTransport
 from pydantic import BaseModel
 from pydantic_ai import Agent as Model
 from pydantic_ai import ApprovalRequired, CallDeferred, FunctionToolset, RunContext
-from pydantic_ai.mcp import MCPToolset, StdioTransport
+from pydantic_ai.mcp import MCPToolset
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import UsageLimits
 
@@ -52,6 +53,11 @@ def agent_for(writer: Model[Any, Any], *, fails: int = 1, **options: Any) -> Age
         return output
 
     return agent
+
+
+async def look() -> str:
+    """A tool without arguments."""
+    return "x"
 
 
 async def step_names(shaft: Lineshaft, task_id: str) -> list[str]:
@@ -115,20 +121,23 @@ async def test_parallel_tools_keep_their_own_steps(shaft: Lineshaft, server: LLM
 
     @writer.tool_plain
     async def fail() -> str:
-        await second_done.wait()
         ran.append("fail")
-        while len(ran) < 3:  # noqa: ASYNC110 - the other one is about to end
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.1)
+
+        async def others_are_recorded() -> bool:
+            return len(await step_names(shaft, submitted.id)) >= 3
+
+        await until(others_are_recorded)
         if ran.count("fail") == 1:
             raise BrokenError
         return "fine"
 
-    task = await one(shaft, agent_for(writer, fails=0), "write", retry=AT_ONCE)
+    submitted = await shaft.submit(NewTask("write", retry=AT_ONCE))
+    await drain(shaft, agent_for(writer, fails=0))
 
+    task = await shaft.get(submitted)
     assert task.status is Status.COMPLETED
     assert sorted(ran) == ["fail", "fail", "id1 x", "id2 x"]
-    assert ran[0] == "id2 x"
+    assert ran.index("id2 x") < ran.index("id1 x")
     assert len(server.requests) == 2
     returned = {
         message["tool_call_id"]: message["content"]
@@ -200,7 +209,7 @@ async def test_another_model_goes_on_with_the_answers_of_the_first(
 ) -> None:
     server.plan(reply("", ("look", {}, "id1")), Reply("busy", status=503), reply("done"))
     writer, agent = durable(), Agent("a")
-    writer.tool_plain(name="look")(lambda: "a thing")
+    writer.tool_plain(look)
 
     @agent.task("write")
     async def write(ctx: TaskContext) -> str:
@@ -282,7 +291,7 @@ async def test_a_changed_call_of_a_tool(
 async def test_options_of_a_tool_that_are_wrong(shaft: Lineshaft, server: LLMServer, options: Any) -> None:
     server.plan(reply("", ("look", {}, "id1")), reply("done"))
     writer = durable()
-    writer.tool_plain(name="look", metadata={"lineshaft": options})(lambda: "x")
+    writer.tool_plain(metadata={"lineshaft": options})(look)
 
     task = await one(shaft, agent_for(writer, fails=0), "write", max_attempts=1)
 
@@ -298,7 +307,7 @@ async def test_a_used_up_budget_stops_the_run_before_the_next_call(
 ) -> None:
     server.reply = reply("", ("look", {}))
     writer = durable()
-    writer.tool_plain(name="look")(lambda: "x")
+    writer.tool_plain(look)
 
     task = await one(shaft, agent_for(writer), "write", retry=AT_ONCE, max_cost_usd=0.02)
 
@@ -309,7 +318,7 @@ async def test_a_used_up_budget_stops_the_run_before_the_next_call(
 async def test_limits_of_the_run_itself(shaft: Lineshaft, server: LLMServer) -> None:
     server.reply = reply("", ("look", {}))
     writer = durable()
-    writer.tool_plain(name="look")(lambda: "x")
+    writer.tool_plain(look)
     agent = agent_for(writer, usage_limits=UsageLimits(request_limit=2))
 
     task = await one(shaft, agent, "write", retry=AT_ONCE)
@@ -414,7 +423,7 @@ async def test_failures_have_their_category(
 
 async def test_outside_of_a_handler_it_changes_nothing(server: LLMServer) -> None:
     writer = durable()
-    writer.tool_plain(name="look")(lambda: "x")
+    writer.tool_plain(look)
     server.plan(reply("", ("look", {})), reply("done"))
 
     assert (await writer.run("Write.", toolsets=[FunctionToolset(id="more")])).output == "done"
@@ -476,7 +485,7 @@ async def test_progress_while_a_model_writes(
 ) -> None:
     server.plan(reply("", ("look", {}, "id1")), reply("one two three"))
     writer, seen, agent = durable(progress=True), list[Any](), Agent("a")
-    writer.tool_plain(name="look")(lambda: "x")
+    writer.tool_plain(look)
 
     @agent.task("write")
     async def write(ctx: TaskContext) -> str:
@@ -573,9 +582,9 @@ async def test_tools_that_find_out_that_they_need_a_person(shaft: Lineshaft, ser
 
 
 async def test_an_approval_inside_of_a_tool_is_refused(shaft: Lineshaft, server: LLMServer) -> None:
-    server.plan(reply("", ("delegate", {}, "id1")), reply("", ("pay", {}, "id2")))
+    server.plan(reply("", ("delegate", {}, "id1")), reply("", ("look", {}, "id2")))
     helper = Model("m", name="helper", capabilities=[LineshaftDurability()])
-    helper.tool_plain(name="pay", requires_approval=True)(lambda: "paid")
+    helper.tool_plain(requires_approval=True)(look)
     writer = durable()
 
     @writer.tool_plain

@@ -1,9 +1,9 @@
 """Calls of models and tools as durable steps of the task: their names, and when a recorded one counts.
 
 A name must be the same in each attempt. So a model's call has its number in the run; calls of tools run at
-the same time and are named by the id that the model gave them. A run has the name of its agent, and a number if
-there are several, in the order in which they begin; inside of a tool, the tool's step comes first. A handler
-whose runs begin in another order each time gives them a `run_id`.
+the same time and are named by the id that the model gave them. A run has the name of its agent, and a number
+if there are several, in the order in which they begin; inside of a tool, the tool's step comes first. A
+handler whose runs begin in another order each time gives them a `run_id`.
 """
 
 import hashlib
@@ -126,7 +126,11 @@ def _short(name: str) -> str:
     """A name within the limit: runs may be inside of tools of runs."""
     if len(name) <= MAX_NAME:
         return name
-    return f"{name[: MAX_NAME - _DIGEST_LENGTH - 1]}~{hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]}"
+    return f"{name[: MAX_NAME - _DIGEST_LENGTH - 1]}~{_digest(name.encode())}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]
 
 
 def _prompt_digest(cache_key: tuple[object, ...]) -> str:
@@ -144,7 +148,7 @@ def _prompt_digest(cache_key: tuple[object, ...]) -> str:
             asked.append([[tool.name, tool.description, tool.parameters_json_schema] for tool in tools])
             form = part.output_object
             asked.append([part.output_mode, None if form is None else form.json_schema])
-    return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()[:_DIGEST_LENGTH]
+    return _digest(msgspec.json.encode(asked, order="sorted"))
 
 
 def _stable(value: Any) -> Any:
