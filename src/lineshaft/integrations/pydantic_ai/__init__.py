@@ -1,5 +1,7 @@
 """Agents of pydantic-ai that continue where they were killed: `LineshaftDurability` (`durability.py`).
 
+`PromptAgent` (`prompt_agent.py`) is a handler on top of it that does a task by asking a model.
+
     writer = Agent("openai:gpt-5-mini", name="writer", capabilities=[LineshaftDurability()])
 
     @agent.task()
@@ -13,12 +15,15 @@ This room builds on `lineshaft.agent` and `integrations/llm`, and on what pydant
 durable execution (`pydantic_ai.durable_exec`). It needs the extra `llm`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lineshaft.integrations.pydantic_ai.durability import LineshaftDurability
+    from lineshaft.integrations.pydantic_ai.prompt_agent import PromptAgent
 
-__all__ = ["LineshaftDurability"]
+__all__ = ["LineshaftDurability", "PromptAgent"]
+_MODULES = {"LineshaftDurability": "durability", "PromptAgent": "prompt_agent"}
 
 
 if not TYPE_CHECKING:
@@ -30,6 +35,4 @@ if not TYPE_CHECKING:
         from lineshaft.integrations.llm.configuration import check_installed  # noqa: PLC0415
 
         check_installed(name)
-        from lineshaft.integrations.pydantic_ai import durability  # noqa: PLC0415 - slow to import
-
-        return getattr(durability, name)
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
