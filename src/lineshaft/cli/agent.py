@@ -63,7 +63,7 @@ Ctrl-C the agent finishes its tasks first; a second signal releases them.
 Or let a language model do the tasks, without writing a handler:
 
   lineshaft agent --llm --type research --model openai:gpt-5-mini
-  lineshaft submit research -f prompt='Compare three message brokers.'
+  lineshaft submit research --prompt 'Compare three message brokers.'
 
 The prompt is spec.prompt, with the rest of the spec, the inputs and the
 artifacts of the task. The output is text, or JSON that fits the schema of the

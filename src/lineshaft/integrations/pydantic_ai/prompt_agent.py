@@ -46,7 +46,7 @@ Tool = Callable[..., Any] | AbstractToolset[TaskContext]
 
 
 class PromptAgent:
-    """Lets a language model do tasks: prompt, inputs and artifacts in; text, or JSON as the task wants it, out.
+    """Lets a language model do tasks: prompt, inputs and artifacts in; text, or JSON that fits, out.
 
         agent = Agent("researcher", models=["openai:gpt-5-mini"])
         agent.task("research")(PromptAgent("openai:gpt-5-mini", tools=[search]))
@@ -65,9 +65,9 @@ class PromptAgent:
     ) -> None:
         """`model`: for tasks that don't choose one; by default LINESHAFT_LLM_MODEL with its fallback models.
 
-        `tools` are functions and toolsets of pydantic-ai. A function may take a `RunContext[TaskContext]` first,
-        whose `deps` is the task's context. What a function raises is told to the model, except the wishes of
-        handlers (`Fail`, `Snooze`, …). `instructions` are added to those of Lineshaft.
+        `tools` are functions and toolsets of pydantic-ai. A function may take a `RunContext[TaskContext]`
+        first, whose `deps` is the task's context. What a function raises is told to the model, except the
+        wishes of handlers (`Fail`, `Snooze`, …). `instructions` are added to those of Lineshaft.
         """
         self._client = client or LLMClient.from_settings(Settings.load())
         self._model, self._fallback_models = model, fallback_models
@@ -93,12 +93,7 @@ class PromptAgent:
         prompt = await prompt_of(ctx, form, refusals)
         # A refused answer leads to another conversation, whose steps have names of their own.
         run_id = f"{ctx.id}:{_NAME}" + (f"-{len(refusals) + 1}" if refusals else "")
-        result = await self._agent.run(
-            prompt,
-            deps=ctx,
-            run_id=run_id,
-            model=None if ctx.model is None else self._client.model(ctx.model),
-        )
+        result = await self._agent.run(prompt, deps=ctx, run_id=run_id, model=ctx.model)
         return json_in(result.output) if form.is_json else result.output
 
 
