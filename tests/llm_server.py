@@ -157,7 +157,7 @@ def llm_server(chosen: LLMServer | None = None) -> Iterator[LLMServer]:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
             except OSError:
-                self.close_connection = True  # whoever asked is gone
+                self.close_connection = True  # the caller is gone
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -33,7 +33,7 @@ from lineshaft.settings import Settings
 from tests.llm_server import USAGE, LLMServer, Reply, llm_server
 
 KEY = "sk-secret-key-of-the-endpoint"
-UNKNOWN = "a-model-that-nobody-knows"
+UNKNOWN = "an-unknown-model"
 
 
 @pytest.fixture

@@ -50,18 +50,18 @@ async def program(where: str, log: Path, *options: str) -> AsyncIterator[AgentPr
 
 
 def script(hold: Callable[[int], Event | None]) -> Callable[[dict[str, Any]], Reply]:
-    """The model: what it says depends on what it was told, as it would for a real one."""
+    """The model: what it says depends on the results that it has, as for a real one."""
     usage = USAGE | {"cost": 0.01}
 
     def answer(request: dict[str, Any]) -> Reply:
-        told = [message for message in request["messages"] if message["role"] == "tool"]
-        held = hold(len(told))
-        if not told:
+        results = [message for message in request["messages"] if message["role"] == "tool"]
+        held = hold(len(results))
+        if not results:
             calls = [("look", {"where": "x"}, "id1"), ("look", {"where": "x"}, "id2")]
             return Reply(tools=calls, usage=usage, hold=held)
-        if len(told) == 2:
+        if len(results) == 2:
             return Reply(tools=[("write", {"text": "y"}, "id3")], usage=usage, hold=held)
-        return Reply("; ".join(message["content"] for message in told), usage=usage, hold=held)
+        return Reply("; ".join(message["content"] for message in results), usage=usage, hold=held)
 
     return answer
 
@@ -134,7 +134,7 @@ async def test_killed_while_a_model_answers(  # noqa: PLR0917 - fixtures
 ) -> None:
     """Nobody has seen that answer: only that one is asked for again."""
     over = Event()
-    server.answer = script(lambda told: over if told == number else None)
+    server.answer = script(lambda results: over if results == number else None)
     log = tmp_path / "log"
     task_id = await submit(shaft)
     before = {0: 1, 2: 2, 3: 3}[number]

@@ -177,7 +177,7 @@ async def test_other_failures_leave_the_conversation_as_it_is(shaft: Lineshaft, 
     assert task.cost_usd == Decimal("0.02")
 
 
-async def test_what_a_tool_raises_is_told_to_the_model(
+async def test_the_model_sees_what_a_tool_raises(
     shaft: Lineshaft, server: LLMServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEARCH_API_KEY", "sk-of-the-search")

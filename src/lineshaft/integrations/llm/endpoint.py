@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible API that isn't OpenAI's.
 
-Such APIs leave out what nobody reads (`id`, `object`, `total_tokens`), and may say what a call cost
-(`usage.cost`).
+Such APIs leave out fields that few programs read (`id`, `object`, `total_tokens`), and may say what a call
+cost (`usage.cost`).
 """
 
 import contextlib

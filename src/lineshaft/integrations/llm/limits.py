@@ -32,7 +32,7 @@ _CLOCK = re.compile(
 _SPAN = re.compile(r"resets? (?:in|after)\s+(?P<span>(?:\d+(?:\.\d+)?\s*[a-z]+[\s,]*)+)", re.IGNORECASE)
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-#: Of a provider: what is left in a window, and when the window begins anew.
+#: Of a provider: what is left in a window, and when the next window begins.
 _WINDOWS = (
     ("x-ratelimit-remaining-{}", "x-ratelimit-reset-{}"),
     ("anthropic-ratelimit-{}-remaining", "anthropic-ratelimit-{}-reset"),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 _VARIABLE = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
-#: A shorter value is no key, and would also be found where it means something else.
+#: A shorter value would also be found where it means something else.
 _SHORTEST = 6
 
 

@@ -2,7 +2,7 @@
 
 For an approval, the answer `true`, `{"approved": true}` or nothing approves; `{"approved": true,
 "arguments": {…}}` approves with other arguments; `false`, `{"approved": false, "message": …}` or a rejection
-denies, which the model is told. For a tool that is executed elsewhere, the answer is the tool's result.
+denies, and the model sees that. For a tool that is executed elsewhere, the answer is the tool's result.
 """
 
 from typing import Any

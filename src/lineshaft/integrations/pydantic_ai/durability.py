@@ -121,7 +121,7 @@ class LineshaftDurability(BaseDurabilityCapability[AgentDepsT]):
         if not isinstance(options, Mapping) or options.keys() != {"on_change"}:
             raise UserError(
                 f"The metadata {TOOL_OPTIONS!r} of the tool {name!r} must be {{'on_change': 'refuse', "
-                f"'rerun' or 'reuse'}}, or False for a tool that is no step; got {options!r}."
+                f"'rerun' or 'reuse'}}, or False for a tool that isn't a step; got {options!r}."
             )
         on_change: OnChange = options["on_change"]
         return on_change

@@ -66,7 +66,7 @@ class PromptAgent:
         """`model`: for tasks that don't choose one; by default LINESHAFT_LLM_MODEL with its fallback models.
 
         `tools` are functions and toolsets of pydantic-ai. A function may take a `RunContext[TaskContext]`
-        first, whose `deps` is the task's context. What a function raises is told to the model, except the
+        first, whose `deps` is the task's context. The model sees what a function raises, except the
         wishes of handlers (`Fail`, `Snooze`, …). `instructions` are added to those of Lineshaft.
         """
         self._client = client or LLMClient.from_settings(Settings.load())
@@ -137,7 +137,7 @@ _PASSED = (
 
 
 class _Functions(FunctionToolset[TaskContext]):
-    """Functions as tools: what one raises is told to the model, which may do without it."""
+    """Functions as tools: the model sees what one raises, and may do without it."""
 
     async def call_tool(
         self,
