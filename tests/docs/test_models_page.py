@@ -28,9 +28,11 @@ def test_the_page_about_models_runs_as_printed(folder: Path) -> None:
             return Reply(tools=[("population", {"city": "Ghent"}, "id1")], usage=usage)
         return Reply(f"So it is: {last['content']}", usage=usage)
 
-    with llm_server(LLMServer(answer=answer)) as server:
-        with followed("docs/models.md", folder, replaced={_ADDRESS: _place(server)}):
-            pass
+    with (
+        llm_server(LLMServer(answer=answer)) as server,
+        followed("docs/models.md", folder, replaced={_ADDRESS: _place(server)}),
+    ):
+        pass
 
     assert [request["model"] for request in server.requests] == ["llama3.2:3b"] * 3
     assert "265000" in server.sent()

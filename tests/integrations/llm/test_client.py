@@ -356,11 +356,14 @@ async def test_when_no_model_answers(
             "Nothing says where the model 'gpt-5' is. Name its provider, as in openai:gpt-5",
         ),
         ({"model": "openai:gpt-5", "fallback_models": ("b",)}, "Nothing says where the model 'b' is"),
+        ({"model": "m", "url": "http://me:secret@host/v1"}, "must be a plain address"),
+        ({"model": "m", "url": "http://host/v1?key=secret"}, "Put the key into LINESHAFT_LLM_API_KEY"),
     ],
 )
-def test_a_name_without_a_place(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_a_configuration_that_cant_be_used(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as caught:
         LLMConfig(**options)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -47,6 +48,13 @@ class LLMConfig:
     timeout_sec: float = 600.0
 
     def __post_init__(self) -> None:
+        parts = urlsplit(self.url or "")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            # The address is recorded with each answer.
+            raise SettingsError(
+                "LINESHAFT_LLM_URL must be a plain address, such as https://api.example.com/v1, without a "
+                "user, a password or a query. Put the key into LINESHAFT_LLM_API_KEY."
+            )
         for name in (self.model, *self.fallback_models):
             if name is not None:
                 self.check(name)
