@@ -203,8 +203,10 @@ class _Context:
         """Report progress in any form that JSON has. It is shown with the task; the latest counts."""
         self._execution.report_progress(value)
 
-    def spend(self, usd: Decimal | float, *, tokens_input: int = 0, tokens_output: int = 0) -> None:
+    def spend(self, usd: Decimal | float | None, *, tokens_input: int = 0, tokens_output: int = 0) -> None:
         """Report money that was spent. Inside a step it is stored with the step, and charged once.
+
+        None is an unknown amount: the tokens are recorded, and no cost is.
 
         It never raises for lack of money, which is spent already; the next step raises BudgetExceeded.
         """

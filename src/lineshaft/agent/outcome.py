@@ -22,6 +22,7 @@ from lineshaft.errors import (
     StaleClaimError,
     SupersededError,
 )
+from lineshaft.integrations.llm.errors import LLMError
 from lineshaft.model import ratelimit
 from lineshaft.model.accounts import account_fault
 from lineshaft.model.durations import Duration, seconds
@@ -285,6 +286,9 @@ def _wish(error: BaseException) -> Outcome | None:
         case SharedBudgetExceeded():
             # A heartbeat that reports the same releases the task too.
             outcome = Outcome(OutcomeKind.RELEASE, reason=str(error))
+        case LLMError():
+            # The one place where the instant of a provider's limit is passed on.
+            outcome = failed(str(error), error.category, retry_after_sec=error.retry_after_sec)
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
         case RateLimitedError():
