@@ -64,6 +64,7 @@ ALLOWED = {
         "engine.sources.registry._Locked",
         "engine.sources.registry._Read",
     ): "a row to change, and a row to show with its totals",
+    ("engine.read.why._FullQuota", "types.stats.Reason"): "one quota, and a reason of any kind",
     ("model.notices.Notice", "types.events.Event"): "a text for people, and a record with a cursor",
     (
         "integrations.officeplane.tasks.InQuery",

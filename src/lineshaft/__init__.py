@@ -32,8 +32,8 @@ __all__ += ["SignalTimeout", "Snooze"]
 # Output gates.
 __all__ += ["CandidateOutput", "Checks", "Verdict"]
 # Work: what is submitted, and what is read most.
-__all__ += ["ForEach", "Gate", "NewSource", "NewTask", "OutputContract", "RetrySpec", "SourceKind"]
-__all__ += ["TypedTask"]
+__all__ += ["ForEach", "Gate", "LockKey", "NewSource", "NewTask", "OutputContract", "RetrySpec"]
+__all__ += ["SourceKind", "TypedTask"]
 __all__ += ["Artifact", "Child", "Dag", "Event", "Page", "Resolution", "Status", "Task", "Why"]
 # Errors.
 __all__ += ["LineshaftError", "OutputTypeError", "TaskCancelled", "TaskFailed"]

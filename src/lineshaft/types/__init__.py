@@ -4,6 +4,7 @@ Nothing here imports the database driver or an HTTP library.
 """
 
 import lineshaft.integrations.presets  # noqa: F401 - registers the presets of integrations
+from lineshaft.model.admission import LockKey as LockKey
 from lineshaft.model.durations import Duration as Duration
 from lineshaft.model.forecast import Forecast as Forecast
 from lineshaft.model.parts import ForEach as ForEach
@@ -106,6 +107,7 @@ from lineshaft.types.tasks import ForEachInfo as ForEachInfo
 from lineshaft.types.tasks import OutputGate as OutputGate
 from lineshaft.types.tasks import Submitted as Submitted
 from lineshaft.types.tasks import Task as Task
+from lineshaft.types.tasks import TaskLock as TaskLock
 from lineshaft.types.tasks import TaskOutput as TaskOutput
 from lineshaft.types.tasks import TokensUsed as TokensUsed
 from lineshaft.types.tokens import NewToken as NewToken

@@ -15,6 +15,10 @@ from lineshaft.model.states import Status
 from lineshaft.types.json import JsonStruct, decoded, empty_list, null
 
 
+class TaskLock(LockKey, frozen=True, forbid_unknown_fields=False):
+    """A document lock that a task needs."""
+
+
 class ClaimInfo(Struct, frozen=True):
     """The agent that holds a task, or held it when it ended; without one, only the interval and the epoch."""
 
@@ -154,7 +158,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     blocked_reason: str | None
     lock_key: str | None
     #: Its document locks, if it has several, or a shared one.
-    lock_keys: list[LockKey] = field(default_factory=list)
+    lock_keys: list[TaskLock] = field(default_factory=list)
     quota_keys: list[str] = field(default_factory=list)
     fair_key: str | None = None
     #: READY, but waiting for `lock`, `dag_budget`, `quota` or its turn (`fair`).

@@ -582,9 +582,9 @@ SELECT
     -- ... and what quotas count for tasks that were parked for them, or not claimed for another reason; it looks at those after the commit.
     CASE
         WHEN (SELECT verdicts FROM admission) IS NOT NULL AND (moved.n IS NULL OR moved.n = 1) AND (SELECT count(*) FROM slots_taken) >= 0 THEN ARRAY(
-            SELECT DISTINCT told.name
+            SELECT DISTINCT counted.name
             FROM jsonb_each((SELECT verdicts FROM admission)) AS verdict (id, value)
-            CROSS JOIN LATERAL jsonb_array_elements_text(verdict.value -> 'names') AS told (name)
+            CROSS JOIN LATERAL jsonb_array_elements_text(verdict.value -> 'names') AS counted (name)
             WHERE verdict.id <> ALL (ARRAY(SELECT id FROM moved))
         )
     END AS looks,

@@ -5,7 +5,7 @@
 SELECT FROM lineshaft.limits FOR NO KEY UPDATE
 
 -- name: forget_counts
--- What a quota has counted, if it counts in another way from now on: slots that are given anew, and the use of its rate, which is kept where only
+-- What a quota has counted, if it counts in another way from now on: slots that are given again, and the use of its rate, which is kept where only
 -- the length of the window changes.
 WITH known AS MATERIALIZED (
     SELECT name, rate_per_sec,
@@ -92,7 +92,7 @@ WHERE holder.id IS NULL
 LIMIT %(limit)s::integer
 
 -- name: forget_uses
--- Of keys that nobody has used since their window passed.
+-- Of keys that weren't used since their window passed.
 DELETE FROM lineshaft.quota_use
 USING lineshaft.quota
 WHERE quota.name = quota_use.quota

@@ -272,7 +272,7 @@ class Database:
 def after_commit(connection: Connection, follower: Follower) -> None:
     """Run `follower` once the transaction of `connection` is committed; not on connections of callers.
 
-    Its failure is no failure of the transaction: a duty must find what is left to do.
+    If it fails, the transaction is committed nevertheless: a duty must find what is left to do.
     """
     if isinstance(connection, _Connection):
         connection.followers.append(follower)

@@ -11,7 +11,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.postgres.pipeline import read_in_snapshot
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
-from lineshaft.model.admission import Admission, LockKey
+from lineshaft.model.admission import Admission
 from lineshaft.model.field_order import restored
 from lineshaft.model.parts import INDEX, ITEM, Part
 from lineshaft.model.priority import PriorityInputs, effective_priority, tier
@@ -24,6 +24,7 @@ from lineshaft.types import (
     ForEachInfo,
     OutputGate,
     Task,
+    TaskLock,
     TaskOutput,
     TokensUsed,
 )
@@ -196,7 +197,7 @@ def _admission(stored: bytes | None) -> dict[str, Any]:
         return {}
     needs = msgspec.json.decode(stored, type=Admission)
     return {
-        "lock_keys": [LockKey(key, shared) for key, shared in needs.locks.items()],
+        "lock_keys": [TaskLock(key, shared) for key, shared in needs.locks.items()],
         "quota_keys": list(needs.keys),
         "fair_key": needs.fair,
     }

@@ -117,7 +117,7 @@ CREATE FUNCTION lineshaft.part_1(p_at timestamptz, p_per_sec double precision) R
 $$;
 COMMENT ON FUNCTION lineshaft.part_1(timestamptz, double precision) IS 'The number of the part of a rate''s window that an instant is in.';
 
--- When the tasks that wait for a quota are looked at again, though nobody has released a slot: a rate has room again, or a process died
+-- When the tasks that wait for a quota are looked at again, though no slot was released: a rate has room again, or a process died
 -- between its commit and the look that follows. Each (quota, key) with parked tasks has a row, and each whose rate is used up.
 CREATE TABLE lineshaft.quota_wake (
     at timestamptz NOT NULL,
@@ -791,7 +791,7 @@ BEGIN
     END LOOP;
     refused_ids := parked_ids;
     IF p_ahead > 0 AND refused_ids <> '{}' THEN
-        -- The room is read without locks: whoever parks looks again after the commit.
+        -- The room is read without locks: a claim that parks looks again after its commit.
         WITH ahead AS MATERIALIZED (
             SELECT next.id, next.keys
             FROM (SELECT DISTINCT lane_id, generation FROM lineshaft.task_live WHERE id = ANY (refused_ids)) AS lane
@@ -846,7 +846,7 @@ BEGIN
         verdict_ids := verdict_ids || ''::text;
         verdicts := verdicts || jsonb_build_object('names', ARRAY(SELECT DISTINCT unnest(parked_names)));
     END IF;
-    RETURN (SELECT jsonb_object_agg(id, verdict) FROM unnest(verdict_ids, verdicts) AS told (id, verdict));
+    RETURN (SELECT jsonb_object_agg(id, verdict) FROM unnest(verdict_ids, verdicts) AS decided (id, verdict));
 END $$;
 COMMENT ON FUNCTION lineshaft.admit_1(integer, text[], text[], text[], text[], text, integer, timestamptz)
     IS 'Decides which tasks a claim may take, by their quotas, and parks the others.';
@@ -884,7 +884,7 @@ BEGIN
     )
     SELECT array_agg(quota), array_agg(key) INTO quotas, keys FROM used;
     IF quotas IS NOT NULL THEN
-        -- Whoever finds it used up is woken when there is room again.
+        -- Tasks that find it used up are woken when there is room again.
         INSERT INTO lineshaft.quota_wake AS known (quota, key, at)
         SELECT used.quota, used.key, lineshaft.quota_wake_at_1(rule, used.key, p_now)
         FROM unnest(quotas, keys) AS used (quota, key)
@@ -896,7 +896,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION lineshaft.take_slots_1(text[], integer[], jsonb, timestamptz) IS 'Slots and the use of rates for tasks that were just claimed.';
 
--- When to look at what a quota counts for a key again, if nobody else does: when its rate has room, and otherwise after half a minute.
+-- When to look at what a quota counts for a key again, if no release does: when its rate has room, and otherwise after half a minute.
 CREATE FUNCTION lineshaft.quota_wake_at_1(p_quota lineshaft.quota, p_key text, p_now timestamptz) RETURNS timestamptz LANGUAGE sql STABLE AS $$
     SELECT coalesce(CASE WHEN wait.until > p_now THEN wait.until END, p_now + interval '30 seconds')
     FROM (
