@@ -453,11 +453,16 @@ async def test_children_have_the_limits_of_their_task_and_use_its_dag_s_money(wo
 async def test_children_take_a_lock_one_by_one(world: World) -> None:
     """Of a batch the batch holds the lock, because its children never run together; here they might."""
     agent = await world.agent()
-    await FanOut.of(world, list(range(3)), lock_key="doc:1")
+    made = await FanOut.of(world, list(range(3)), lock_key="doc:1")
+    (task,) = await world.claim(agent, 10)
+    await world.fail(task, "no", category="auth_failure")
+    await world.engine.revive.retry(made.node)
 
     for position in range(3):
         (task,) = await world.claim(agent, 10)
         assert task.title == f"review [{position}]"
+        assert world.lock("doc:1") is not None
+        assert world.live(task.id)["lock_owner"] is None
         await world.complete(task)
 
 
