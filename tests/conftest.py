@@ -8,6 +8,7 @@ transitions, and clients and agents also over HTTP. `--postgres` and `--transpor
 """
 
 import fcntl
+import gc
 import os
 import re
 import signal
@@ -69,8 +70,10 @@ NewDatabase = Callable[[str], AbstractContextManager[str]]
 
 #: A module with this line has slow tests only.
 ALL_SLOW = b"\npytestmark = pytest.mark.slow("
-#: Tests with these fixtures start a browser, an S3 server, or servers and agents as processes.
-SLOW_FIXTURES = {"browser", "s3_url", "serving", "site"}
+#: Tests with these fixtures start a browser, an S3 server, a pooler, or servers and agents as processes.
+SLOW_FIXTURES = {"browser", "pooled", "s3_url", "serving", "site"}
+#: Few changes touch it: the inner loop leaves out its tests with databases, unless the command line names it.
+INTEGRATIONS = Path(__file__).parent / "integrations"
 
 # A process that is paused for a moment is neither a slow test nor a slow strategy.
 settings.register_profile(
@@ -85,6 +88,16 @@ def one_of_each_major() -> list[Binaries]:
     for binaries in find_binaries():
         majors.setdefault(binaries.major, binaries)
     return [majors[major] for major in sorted(majors)]
+
+
+# Collecting tests makes most of the objects that a process ever has, and they stay until its end. Garbage
+# collections needn't look at them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -185,6 +198,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     files = {Path(config.invocation_params.dir, name) for name in named if name.endswith(".py")}
     others = [item for item in items if item.path not in files]
     left_out = {item for item in others if _is_slow(item)}
+    if not any(INTEGRATIONS.name in argument for argument in config.args):
+        left_out.update(item for item in others if INTEGRATIONS in item.path.parents and _has_database(item))
     left_out.update(_after_the_first([item for item in others if item not in left_out]))
     if left_out:
         items[:] = [item for item in items if item not in left_out]
@@ -198,13 +213,17 @@ def _after_the_first(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """
     seen: set[tuple[object, ...]] = set()
     for item in items:
-        if {"dsn", "empty_dsn"}.isdisjoint(_fixtures(item)):
+        if not _has_database(item):
             continue
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
         test = (item.nodeid.partition("[")[0], parameters.get("postgres"), parameters.get("transport"))
         if test in seen:
             yield item
         seen.add(test)
+
+
+def _has_database(item: pytest.Item) -> bool:
+    return not {"dsn", "empty_dsn"}.isdisjoint(_fixtures(item))
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

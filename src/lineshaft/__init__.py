@@ -27,7 +27,8 @@ __all__ += ["ArtifactReader", "Artifacts", "SyncArtifactReader", "SyncArtifacts"
 __all__ += ["Sources", "SyncSources"]
 # Agents, and what handlers take, return and raise.
 __all__ += ["Agent", "SyncTaskContext", "TaskContext", "TaskDecorator", "TaskFunction", "TaskType"]
-__all__ += ["AttemptCancelled", "BudgetExceeded", "Cancel", "Fail", "Result", "SignalTimeout", "Snooze"]
+__all__ += ["AttemptCancelled", "BudgetExceeded", "Cancel", "Fail", "QuotaUse", "RateLimited", "Result"]
+__all__ += ["SignalTimeout", "Snooze"]
 # Output gates.
 __all__ += ["CandidateOutput", "Checks", "Verdict"]
 # Work: what is submitted, and what is read most.

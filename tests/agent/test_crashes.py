@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from lineshaft import ForEach, Lineshaft, NewTask
+from lineshaft.model.admission import LockKey
 from lineshaft.model.states import Status
 from tests.agent.agent_process import agent_process
 from tests.agent.agent_program import Points, make_agent
@@ -58,6 +59,25 @@ async def test_killed(
     assert task.cost_usd == Decimal(3)
     history = [(past.outcome, past.error) for past in await attempts(shaft, task_id)]
     assert history == [("failed", "heartbeat_timeout"), ("completed", None)]
+
+
+@pytest.mark.slow("starts and kills an agent")
+async def test_all_locks_of_a_killed_holder_are_free(
+    shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection
+) -> None:
+    log = tmp_path / "log"
+    locks: list[str | LockKey] = ["a", "b", LockKey("c", shared=True)]
+    held = await shaft.submit(NewTask("work", lock_keys=locks, max_attempts=1))
+    waits = await shaft.submit(NewTask("work", lock_keys=["c", "a"]))
+    async with agent_process(where, log, "--wait-at", "in a step") as process:
+        await process.reaches("in a step")
+        assert [lock.holder_task_id for lock in (await shaft.locks()).items] == [held.id] * 3
+        await process.kill()
+    await lose_claim(shaft, connection, held.id)
+
+    assert (await shaft.locks()).items == []
+    async with at_work(make_agent("second", Points(log), interval=60, grace=5), shaft=shaft):
+        assert (await ended(shaft, waits.id)).status is Status.COMPLETED
 
 
 @pytest.mark.slow("starts and kills an agent")

@@ -324,6 +324,23 @@ def test_guards(cli: Cli, dsn: str) -> None:
     assert changed["status"] == "draining"
 
 
+def test_quotas(cli: Cli) -> None:
+    assert "No quotas" in cli("quotas").out
+    assert cli("quotas", "list", "--json").json == []
+    limits = ("--max-running", "3", "--max-waiting", "0", "--rate", "2.5/60", "--unit", "usd", "--shared")
+    made = cli("quotas", "set", "customers", "customer:*", *limits, "--weight", "2", "--json").json
+    rate = {"amount": 2.5, "unit": "usd", "per_sec": 60}
+    assert (made["each"], made["max_running"], made["max_waiting"], made["weight"]) == (False, 3, 0, 2)
+    assert made["rate"] == rate
+    assert cli("quotas", "--json").json == [made]
+    shown = cli("quotas", "show", "customers", "--json").json
+    assert shown == {"quota": made, "keys": [], "users": [], "waiters": []}
+    assert cli("quotas", "set", "customers", "customer:*", "--json").json["max_running"] is None
+    assert cli("quotas", "delete", "customers", "--json").json == {"name": "customers", "deleted": True}
+    missing = cli("quotas", "show", "customers")
+    assert (missing.code, "There is no quota 'customers'" in missing.err) == (1, True)
+
+
 def test_what_is_done_by_hand_names_the_account_and_the_reason(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +420,7 @@ def test_events_in_order_and_stats(cli: Cli, dsn: str) -> None:
     assert cli("stats", "--json").json["by_status"]["COMPLETED"] == 1
 
 
+@pytest.mark.slow("calls every command")
 def test_every_command_explains_itself_and_is_completed(cli: Cli) -> None:
     names = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     assert names is not None

@@ -28,14 +28,13 @@ _FIELDS = (
         "deadline",
         "expire_at_deadline",
         "run_at",
-        "lock_key",
         "preset",
         "idempotency_key",
         "created_by",
         "parent_id",
         "dag_id",
     ),
-    *("depends_on", "required_capabilities", "model_preferences", "tags"),
+    *("depends_on", "required_capabilities", "model_preferences", "quota_keys", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
     *("on_conflict", "debounce_sec", "max_wait_sec"),
 )
@@ -101,7 +100,27 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         "--expire-at-deadline", action="store_true", default=None, help="cancel it when the deadline passes"
     )
     field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
-    field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
+    field(
+        "--lock-key",
+        action="append",
+        dest="locks",
+        metavar="KEY",
+        help="one running task per key, such as doc:42; repeatable: it gets all of them or waits",
+    )
+    field(
+        "--shared-lock",
+        action="append",
+        dest="shared_locks",
+        metavar="KEY",
+        help="a lock that tasks with --shared-lock have together; repeatable",
+    )
+    field(
+        "--quota-key",
+        action="append",
+        dest="quota_keys",
+        metavar="KEY",
+        help="a key for quotas, such as customer:42; repeatable",
+    )
     field("--tag", action="append", dest="tags", metavar="TAG", help="a label for filters; repeatable")
     field("--preset", metavar="NAME", help="defaults for retries and limits: factory, loki or officeplane")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
@@ -163,9 +182,17 @@ def run(args: argparse.Namespace) -> int:
     return _submit_one(given, args)
 
 
+def _locks(alone: list[str], shared: list[str]) -> dict[str, Any]:
+    if len(alone) == 1 and not shared:
+        return {"lock_key": alone[0]}
+    locks = [*alone, *({"key": key, "shared": True} for key in shared)]
+    return {"lock_keys": locks} if locks else {}
+
+
 def _from_flags(args: argparse.Namespace) -> dict[str, Any]:
     task = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
     task["type"] = args.type
+    task |= _locks(args.locks or [], args.shared_locks or [])
     if args.spec is not None:
         text = _read(args.spec[1:]) if args.spec.startswith("@") else args.spec
         task["spec"] = json_value("--spec", text)

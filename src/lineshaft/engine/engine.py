@@ -21,6 +21,8 @@ from lineshaft.engine.guards.limits import InstallationLimits
 from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.outside import OutsideLocks, OutsideRows
 from lineshaft.engine.guards.pauses import Pauses
+from lineshaft.engine.guards.quotas import Quotas
+from lineshaft.engine.guards.reservations import Reservations
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
 from lineshaft.engine.guards.task_types import TaskTypes
@@ -130,6 +132,8 @@ class Engine:
         self.limits = InstallationLimits(self.database)
         self.budgets = Budgets(self.database, transitions.locks, self.limits)
         self.pauses = Pauses(self.database)
+        self.quotas = Quotas(self.database)
+        self.reservations = Reservations(self.database, transitions.locks)
 
         # Reads.
         self.read = Queries(self.database)
@@ -155,7 +159,9 @@ class Engine:
         )
         self.submission = Submission(self.database, lanes, self.cancel.cancel_in, rules=task_rules)
         self.task_types = TaskTypes(self.database, LimitsOfTypes(self.database, lanes, task_rules))
-        self.maintenance = Maintenance(transitions, fail, self.cancel, self.breakers, self.budgets)
+        self.maintenance = Maintenance(
+            transitions, fail, self.cancel, self.breakers, self.budgets, slowdowns=self.slowdowns
+        )
         self.undelivered = UndeliveredClaims(self.database, release.release)
         self.claims = Claims(
             self.database,

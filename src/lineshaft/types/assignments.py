@@ -33,6 +33,8 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     #: Authenticates every call about this claim. Opaque.
     claim_token: str
     model: str | None
+    #: The account to use; null: the instance has none.
+    account: str | None = None
     #: By name: outputs of the tasks in `inputs`, `depends_on` and `spec.context_refs`; metadata of artifacts.
     inputs_json: dict[str, Raw] = field(name="inputs", default_factory=dict)
     #: Outcomes of the children that the task waited for: {id: {"status", "output"}}.
@@ -100,12 +102,20 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
     if b'"artifact:' in bytes(task.spec):
         inputs |= _artifacts(task.spec, claim)
     if not task.resume:
-        return Assignment(task=task, claim_token=token, model=task.model, inputs_json=inputs, resume=False)
+        return Assignment(
+            task=task,
+            claim_token=token,
+            model=task.model,
+            account=task.account,
+            inputs_json=inputs,
+            resume=False,
+        )
     before = claim.resumed.get(task.id, _NOTHING_BEFORE)
     return Assignment(
         task=task,
         claim_token=token,
         model=task.model,
+        account=task.account,
         inputs_json=inputs,
         children_json=Raw(before.children) if before.children else _EMPTY,
         resume=True,

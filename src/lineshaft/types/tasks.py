@@ -241,6 +241,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
     model: str | None
     #: The version that its agent declared.
     version: str | None = None
+    #: The account that it used; None: its agent has none.
+    account: str | None = None
     #: running, validating, completed, failed, rate_limited, released, waiting or cancelled.
     outcome: str
     category: str | None

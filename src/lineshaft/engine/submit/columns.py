@@ -9,6 +9,7 @@ from lineshaft.engine.caller import caller
 from lineshaft.engine.postgres.copy import Column, Constant
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
+from lineshaft.model.admission import locks_of
 from lineshaft.model.priority import PriorityInputs, lane_boost, rank, rekey_at
 from lineshaft.model.tasks import TaskRow
 
@@ -246,7 +247,7 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         None if waits else now,
         row.run_at if scheduled else now if opens else None,
         generation,
-        row.lock_key,
+        next(iter(locks_of(row.lock_key, row.admission)), None),
         json_text(row.admission),
         draft.lock_owner,
         row.heartbeat_interval_sec,

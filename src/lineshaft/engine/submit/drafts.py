@@ -15,6 +15,7 @@ from lineshaft.engine.submit.surface import stored_surface
 from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
 from lineshaft.model import graph
+from lineshaft.model.admission import locks_of
 from lineshaft.model.budget import money
 from lineshaft.model.fields import RETURN, STEERING, check_fields
 from lineshaft.model.idempotency import content_hash
@@ -129,7 +130,7 @@ def draft_task(
         is_batch=bool(task.children) or row.for_each is not None,
         joins=joins,
         names_dag=task.dag_id is not None,
-        lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
+        lock_owner=None if parent is None else _lock_owner(row, parent, place),
     )
     if task.depends_on or task.inputs or row.context_tasks:
         draft.inputs = _inputs(task, row, place, keys)
@@ -236,7 +237,8 @@ def _draft_children(
     for number, child in enumerate(task.children):
         inherited = msgspec.structs.replace(
             child,
-            lock_key=task.lock_key if child.lock_key is None else child.lock_key,
+            lock_key=child.lock_key if _names_locks(child) else task.lock_key,
+            lock_keys=child.lock_keys if _names_locks(child) else task.lock_keys,
             priority=task.priority if child.priority is None else child.priority,
             max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
             preset=task.preset if child.preset is None else child.preset,
@@ -262,12 +264,22 @@ def _draft_children(
         previous = below
 
 
-def _lock_owner(lock_key: str | None, batch: Draft | None) -> str | None:
-    """The outermost batch around a task with the same lock: it holds the lock for all its tasks."""
+def _names_locks(task: NewTask) -> bool:
+    return task.lock_key is not None or bool(task.lock_keys)
+
+
+def _lock_owner(row: TaskRow, batch: Draft | None, place: str) -> str | None:
+    """The outermost batch around a task with a lock of it: it holds its locks for all its tasks."""
     owner = None
-    while lock_key is not None and batch is not None:
-        if batch.row.lock_key == lock_key:
+    locks = locks_of(row.lock_key, row.admission)
+    while locks and batch is not None:
+        held = locks_of(batch.row.lock_key, batch.row.admission)
+        if not held.keys().isdisjoint(locks):
             owner = batch.id
+        for key in held.keys() & locks:
+            if held[key] and not locks[key]:
+                fault = f"asks for {key!r} alone, which its batch shares: let the batch have it alone"
+                raise InvalidInputError(errors=[(f"{place}.lock_keys", fault)])
         batch = batch.batch
     return owner
 

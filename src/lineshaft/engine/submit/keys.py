@@ -20,7 +20,12 @@ from msgspec.structs import replace
 
 from lineshaft.engine.caller import caller
 from lineshaft.engine.feed.actor import act_json
-from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.parking import (
+    look_at_quotas,
+    quota_names,
+    unpark_budget_waiters,
+    unpark_lock_waiters,
+)
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
@@ -63,7 +68,7 @@ class _LiveOwner(Struct, frozen=True):
     parent_id: str | None
     dag_id: str
     live_dag_id: str | None
-    lock_key: str | None
+    lock_keys: list[str]
     cost_usd: Decimal
     created_at: datetime
     created_by_token: str | None
@@ -258,6 +263,9 @@ class Keys:
     ) -> None:
         """Write what waiting tasks become; their lanes are known, and their artifacts referred to."""
         now = await self._read_time(connection) if replacements else None
+        ready = [task for _, task in replacements if task.status == Status.READY]
+        # They may have other keys afterwards.
+        names = await quota_names(connection, [task.id for task in ready])
         for replaced, task in replacements:
             draft = replaced if now is None else _postponed(replaced, now, task.created_at)
             inputs = draft.stored_inputs()
@@ -267,15 +275,18 @@ class Keys:
                 "inputs": None if inputs is None else inputs.decode(),
                 "ignore_failure": draft.row.ignore_failure,
                 "known_revision": types.revision,
+                # It adds no task.
+                "checks_waiting": True,
                 "key": draft.row.idempotency_key,
                 "hash": draft.content.hex(),
                 "ttl": draft.row.idempotency_ttl_sec,
                 "act": act_json(),
             }
             await connection.execute(_SQL["replace_task"], parameters)
-        # Others may be the best waiters for the locks and for the money of DAGs now.
-        ready = [task for _, task in replacements if task.status == Status.READY]
-        if keys := sorted({task.lock_key for task in ready if task.lock_key is not None}):
+        # Others may be the best waiters for the locks, the quotas and the money of DAGs now.
+        if names:
+            look_at_quotas(connection, self._database.now, names=names)
+        if keys := sorted({key for task in ready for key in task.lock_keys}):
             await unpark_lock_waiters(connection, keys)
         if dags := sorted({task.live_dag_id for task in ready if task.live_dag_id is not None}):
             await unpark_budget_waiters(connection, dags)

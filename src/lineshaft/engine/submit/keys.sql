@@ -25,7 +25,7 @@ SELECT nextval('lineshaft.duplicate_no') FROM generate_series(1, %(n)s::integer)
 -- Live tasks that a submission may replace or cancel, in the one order in which rows of tasks are locked.
 SELECT
     live.id, live.status::text AS status, live.epoch, task.type, live.is_batch, task.parent_id, task.dag_id, live.dag_id AS live_dag_id,
-    live.lock_key, live.cost_usd, task.created_at, task.created_by_token
+    lineshaft.lock_keys_1(task.lock_key, task.admission) AS lock_keys, live.cost_usd, task.created_at, task.created_by_token
 FROM lineshaft.task_live AS live
 JOIN lineshaft.task ON task.id = live.id
 WHERE live.id = ANY (%(ids)s::text[])
@@ -105,7 +105,8 @@ placed AS (
         ready_at = CASE WHEN NOT start.waits THEN coalesce(live.ready_at, start.now) END,
         due_at = CASE WHEN %(run_at)s::timestamptz > start.now THEN %(run_at)s::timestamptz END,
         generation = (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        parked = NULL, parked_key = NULL, lock_key = %(lock_key)s::text, admission = %(admission)s::jsonb,
+        parked = NULL, parked_key = NULL, lock_key = lineshaft.first_lock_1(%(lock_key)s::text, %(admission)s::jsonb),
+        admission = %(admission)s::jsonb,
         heartbeat_sec = %(heartbeat_interval_sec)s::double precision, limit_sec = %(max_duration_sec)s::double precision,
         is_gated = %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean, expires = %(expire_at_deadline)s::boolean,
         max_cost_usd = %(max_cost_usd)s::numeric, max_total_cost_usd = %(max_total_cost_usd)s::numeric,

@@ -9,6 +9,10 @@ FROM (
 ) AS moved
 HAVING count(*) > 0
 
+-- name: full_queues
+-- Before anything is written.
+SELECT bounds, quota, key, most, waiting, added FROM lineshaft.full_queues_1(%(keys)s::text[], %(counts)s::bigint[])
+
 -- name: read_clock
 -- A bulk submission computes ranks in Python. Here and below the transaction gets its xid before it reads the generation number, so that
 -- close_generations knows that it is going to write there.
@@ -74,7 +78,7 @@ placed AS (
             WHEN is_batch AND blocked = 0 THEN clock.now
         END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        lock_key, admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
+        lineshaft.first_lock_1(lock_key, admission), admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
         expire_at_deadline, max_cost_usd, max_total_cost_usd
     FROM new CROSS JOIN clock
     ORDER BY n
@@ -125,7 +129,7 @@ placed AS (
         ),
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
-        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(admission)s::jsonb, %(heartbeat_interval_sec)s::double precision,
+        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), lineshaft.first_lock_1(%(lock_key)s::text, %(admission)s::jsonb), %(admission)s::jsonb, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
         %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric, %(max_total_cost_usd)s::numeric
     FROM (

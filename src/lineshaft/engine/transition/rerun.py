@@ -156,7 +156,7 @@ class Rerun:
         await self._cancel.cancel_in(connection, [*children, *outdated], f"Upstream {task_id} is run again")
         # Others may be first now among those that wait for a lock, or for the money of a DAG.
         ready = [task for task in others.values() if task.status == Status.READY]
-        await unpark_lock_waiters(connection, sorted({task.lock_key for task in ready if task.lock_key}))
+        await unpark_lock_waiters(connection, sorted({key for task in ready for key in task.locks}))
         await unpark_budget_waiters(connection, sorted({task.dag_id for task in ready if task.dag_id}))
 
     async def _hold_back(

@@ -88,12 +88,12 @@ RETURNING edge.depends_on
 -- The attempts that completed tasks are in the rows of their ends, which a rerun deletes. (One whose output a gate checked has its own row, but
 -- not the output.) Cost and tokens are the task's, without corrections, minus those of other attempts.
 INSERT INTO lineshaft.attempt (
-    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, ended_at, outcome, cost_usd,
+    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, account, claimed_at, started_at, ended_at, outcome, cost_usd,
     tokens_input, tokens_output, output
 )
 SELECT ended.id, ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id, ended.incarnation,
     (SELECT name FROM lineshaft.instance WHERE agent_id = ended.agent_id AND incarnation = ended.incarnation), ended.model, ended.version,
-    ended.claimed_at, ended.started_at, ended.ended_at, 'completed',
+    ended.account, ended.claimed_at, ended.started_at, ended.ended_at, 'completed',
     greatest(ended.cost_usd - lineshaft.corrected_1(ended.id) - earlier.cost_usd, 0),
     greatest(ended.tokens_input - earlier.tokens_input, 0), greatest(ended.tokens_output - earlier.tokens_output, 0),
     jsonb_strip_nulls(jsonb_build_object('type', ended.output_type))
@@ -130,7 +130,7 @@ FROM unnest(%(ids)s::text[]) AS waiting (id)
 -- name: block_waiting
 -- READY or RETRYING → PENDING; a retry that isn't due yet still waits for its time. Guarded by the row locks that lock_tasks holds.
 UPDATE lineshaft.task_live AS live
-SET blocked = waiting.n, status = 'PENDING', parked = NULL,
+SET blocked = waiting.n, status = 'PENDING', parked = NULL, parked_key = NULL,
     due_at = CASE WHEN live.due_at > coalesce(%(now)s::timestamptz, now()) THEN live.due_at END
 FROM unnest(%(ids)s::text[], %(open)s::integer[]) AS waiting (id, n)
 WHERE live.id = waiting.id
