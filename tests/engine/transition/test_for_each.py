@@ -471,10 +471,11 @@ async def test_children_have_the_limits_of_their_task_and_use_its_dag_s_money(wo
     assert len(await world.claim(agent, 10)) == 1
 
 
-async def test_children_take_a_lock_one_by_one(world: World) -> None:
+@pytest.mark.parametrize("locks", [{"lock_key": "doc:1"}, {"lock_keys": ["doc:1", "doc:2"]}])
+async def test_children_take_their_locks_one_by_one(world: World, locks: dict[str, Any]) -> None:
     """Of a batch the batch holds the lock, because its children never run together; here they might."""
     agent = await world.agent()
-    made = await FanOut.of(world, list(range(3)), lock_key="doc:1")
+    made = await FanOut.of(world, list(range(3)), **locks)
     (task,) = await world.claim(agent, 10)
     await world.fail(task, "no", category="auth_failure")
     await world.engine.revive.retry(made.node)
