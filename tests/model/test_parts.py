@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from lineshaft.errors import InvalidInputError
@@ -20,7 +21,15 @@ from lineshaft.model.tasks import NewTask, resolve
 )
 def test_a_path_leads_to_a_part(path: str, value: Any) -> None:
     """Names of fields and positions in lists."""
-    assert part_of({"a": {"b": [1, {"c.d": 2}]}, "": 0}, path) == value
+    output = msgspec.json.encode({"a": {"b": [1, {"c.d": 2}]}, "": 0})
+    assert msgspec.json.decode(part_of(output, path)) == value
+
+
+def test_numbers_stay_as_they_are() -> None:
+    """However large or exact: they may come from any program."""
+    output = b'{"a": [1e400, 0.1234567890123456789012345, 123456789012345678901234567890]}'
+    assert part_of(output, "a.0") == b"1e400"
+    assert part_of(output, "a.1") == b"0.1234567890123456789012345"
 
 
 @pytest.mark.parametrize(
@@ -31,8 +40,8 @@ def test_a_path_leads_to_a_part(path: str, value: Any) -> None:
         ({"a": [1, 2]}, "a.2", "there is no '2' in 'a': it is a list of 2 items"),
         ({"a": [1, 2]}, "a.-1", "there is no '-1' in 'a': it is a list of 2 items"),
         ({"a": [1, 2]}, "a.²", "there is no '²' in 'a': it is a list of 2 items"),
-        ({"a": "text"}, "a.0", "there is no '0' in 'a': it is 'text'"),
-        (None, "a", "there is no 'a' in the output: it is None"),
+        ({"a": "text"}, "a.0", "there is no '0' in 'a': it is \"text\""),
+        (None, "a", "there is no 'a' in the output: it is null"),
         (
             {f"f{n}": n for n in range(12)},
             "b",
@@ -44,7 +53,7 @@ def test_a_path_leads_to_a_part(path: str, value: Any) -> None:
 )
 def test_a_path_that_leads_nowhere_is_explained(output: Any, path: str, error: str) -> None:
     with pytest.raises(NoSuchPartError) as raised:
-        part_of(output, path)
+        part_of(msgspec.json.encode(output), path)
     assert str(raised.value) == error
 
 

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from lineshaft.artifacts.store import StoreUnavailableError, WrongStoreError
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError, UnavailableError
-from lineshaft.model.parts import NoSuchPartError, Part
+from lineshaft.model.parts import NoSuchPartError, Part, part_of
 from lineshaft.operations import artifacts
 from lineshaft.types import Artifact, Task
 from lineshaft.types.artifacts import artifact_id
-from lineshaft.types.assignments import Assignment, part_in
+from lineshaft.types.assignments import Assignment
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef, data_ref_in
 from lineshaft.types.request import ById
 from lineshaft.types.work import ClaimedTask, decoded_inputs
@@ -122,7 +122,7 @@ async def with_large_data(
         # The part of an output that is in the store.
         if isinstance(of, Part) and name in inputs and data_ref_in(bytes(assignment.inputs_json[name])):
             try:
-                inputs[name] = Raw(part_in(bytes(inputs[name]), of.path))
+                inputs[name] = Raw(part_of(bytes(inputs[name]), of.path))
             except NoSuchPartError:
                 del inputs[name]
     children = _children(assignment.children_json)

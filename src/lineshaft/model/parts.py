@@ -1,13 +1,10 @@
 """Parts of outputs, named by paths such as `files.0.name`, and tasks that run for each item of a list."""
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Container
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from lineshaft.errors import InvalidInputError
-from lineshaft.model.budget import shown
 from lineshaft.model.fields import text_fault
 
 #: Items of one list.
@@ -15,8 +12,8 @@ MAX_ITEMS = 10_000
 DEFAULT_MAX_ITEMS = 100
 #: The inputs that each child of a list gets.
 ITEM, INDEX = "item", "index"
-#: Fields that an error names.
-_NAMED = 10
+#: Fields that an error names, and bytes of a value that it shows.
+_NAMED, _SHOWN = 10, 60
 
 
 class Part(Struct, frozen=True, omit_defaults=True):
@@ -94,51 +91,49 @@ def part_named(text: str, keys: Container[str]) -> Source:
     return Part(name, path) if dot and name.startswith("task_") else text
 
 
-def part_of(value: Any, path: str) -> Any:
-    """The part of a value; raises NoSuchPartError with the place where the path leaves the value."""
+def part_of(json: bytes, path: str) -> bytes:
+    """The part of a value, both as JSON; raises NoSuchPartError with the place where the path leaves it.
+
+    What is on the way is not decoded: numbers stay as they are, however large or exact.
+    """
     place = "the output"
     for name in path.split(".") if path else ():
-        if name not in _fields(value):
-            raise NoSuchPartError(f"there is no {name!r} in {place}: it {_described(value)}")
-        value = value[int(name)] if isinstance(value, list) else value[name]
+        fields = _fields(json)
+        if isinstance(fields, dict) and name in fields:
+            json = bytes(fields[name])
+        elif isinstance(fields, list) and _is_position(name) and int(name) < len(fields):
+            json = bytes(fields[int(name)])
+        else:
+            raise NoSuchPartError(f"there is no {name!r} in {place}: it {described(json)}")
         place = repr(name)
-    return value
+    return json
 
 
-class _Positions(Container[str]):
-    """The positions of a list, as they are written in paths."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.isdecimal() and name.isascii() and int(name) < self._count
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def _fields(value: Any) -> Container[str]:
-    if isinstance(value, list):
-        return _Positions(len(value))
-    return value if isinstance(value, dict) else ()
+def _fields(json: bytes) -> dict[str, msgspec.Raw] | list[msgspec.Raw] | None:
+    """Of an object or a list."""
+    match json.lstrip()[:1]:
+        case b"{":
+            return _decode_object(json)
+        case b"[":
+            return _decode_list(json)
+    return None
 
 
-def _described(value: Any) -> str:
-    if isinstance(value, Mapping):
-        more = f" and {len(value) - _NAMED} more" if len(value) > _NAMED else ""
-        names = ", ".join(map(repr, list(value)[:_NAMED]))
-        return f"is an object with {names}{more}" if value else "is an empty object"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"is a list of {len(value)} items"
-    return f"is {shown(value)}"
+def _is_position(name: str) -> bool:
+    return name.isdecimal() and name.isascii()
 
 
-def items_of(output: Any, each: StoredForEach) -> list[Any]:
-    """The items of the list in an output; raises InvalidInputError if it isn't a list, or is too long."""
-    try:
-        items = part_of(output, each.source.path)
-    except NoSuchPartError as error:
-        raise InvalidInputError(str(error)) from None
-    if not isinstance(items, list):
-        raise InvalidInputError(f"expected a list, but it {_described(items)}")
-    if len(items) > each.max:
-        raise InvalidInputError(f"the list has {len(items)} items, but max is {each.max}")
-    return items
+def described(json: bytes) -> str:
+    """What a value is, for a message."""
+    fields = _fields(json)
+    if isinstance(fields, list):
+        return f"is a list of {len(fields)} items"
+    if not isinstance(fields, dict):
+        return f"is {json[:_SHOWN].decode(errors='ignore')}{'…' if len(json) > _SHOWN else ''}"
+    more = f" and {len(fields) - _NAMED} more" if len(fields) > _NAMED else ""
+    names = ", ".join(map(repr, list(fields)[:_NAMED]))
+    return f"is an object with {names}{more}" if fields else "is an empty object"

@@ -148,12 +148,7 @@ def _input(source: Source, claim: Claim) -> Raw:
         return source.value
     output = claim.inputs[source.task]
     # The agent loads what is in the artifact store, and takes its part (client/large_data.py).
-    return raw(output if data_ref_in(output) else part_in(output, source.path))
-
-
-def part_in(output: bytes | None, path: str) -> bytes:
-    """The part of an output, as JSON; raises NoSuchPartError."""
-    return msgspec.json.encode(part_of(decoded(raw(output)), path))
+    return raw(output if data_ref_in(output) else part_of(output or b"null", source.path))
 
 
 def _artifacts(spec: Raw, claim: Claim) -> dict[str, Raw]:

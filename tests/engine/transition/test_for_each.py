@@ -16,7 +16,7 @@ from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, SubmittedDag
 from lineshaft.types.assignments import assignments
-from lineshaft.types.work import Claim, ClaimedTask
+from lineshaft.types.work import Claim, ClaimedTask, Completion
 from tests.invariants import check_invariants
 from tests.world import World, decoded, ref, spawn_children
 
@@ -94,6 +94,26 @@ async def test_each_item_becomes_a_child_with_the_item_and_its_position(world: W
     assert world.dag_row(made.dag.id)["total"] == 6
 
 
+async def test_items_are_exactly_what_was_returned(world: World) -> None:
+    """Numbers that no program here could hold are not read."""
+    agent = await world.agent()
+    dag = await world.dag(*fan_out(for_each=ForEach("scan")))
+    scan = await world.take(agent)
+    numbers = b"[0.1234567890123456789012345, 123456789012345678901234567890]"
+    await world.engine.work.complete([Completion(ref(scan), numbers)])
+
+    given = assignments(await world.claims(agent, 10))
+
+    assert [bytes(each.inputs_json["item"]) for each in given] == numbers.strip(b"[]").split(b", ")
+    await world.engine.work.complete(
+        [Completion(each.claim, bytes(each.inputs_json["item"])) for each in given]
+    )
+    row = world.row(
+        "SELECT output::text AS output FROM lineshaft.task_end WHERE id = %s", dag.tasks["review"].id
+    )
+    assert row["output"].encode() == numbers
+
+
 async def test_an_empty_list_completes_its_task_with_an_empty_list(world: World) -> None:
     made = await FanOut.of(world, [])
 
@@ -104,13 +124,13 @@ async def test_an_empty_list_completes_its_task_with_an_empty_list(world: World)
 @pytest.mark.parametrize(
     ("for_each", "output", "error"),
     [
-        (ForEach("scan.files"), {"files": "a"}, "expected a list, but it is 'a'"),
+        (ForEach("scan.files"), {"files": "a"}, 'expected a list, but it is "a"'),
         (
             ForEach("scan.files"),
             {"found": [], "names": 1},
             "there is no 'files' in the output: it is an object with 'found', 'names'",
         ),
-        (ForEach("scan"), None, "expected a list, but it is None"),
+        (ForEach("scan"), None, "expected a list, but it is null"),
         (ForEach("scan.files.0", max=2), {"files": [[1, 2, 3]]}, "the list has 3 items, but max is 2"),
         (ForEach("scan.files.3"), {"files": [1]}, "there is no '3' in 'files': it is a list of 1 items"),
     ],
@@ -239,7 +259,8 @@ async def test_a_list_that_failed_is_read_again_when_its_task_is_retried(world: 
     made = await FanOut.of(world, "no list")
     assert await world.engine.revive.retry(made.node) is Status.DEAD_LETTERED
     assert (
-        world.end(made.node)["reason"] == "for_each over 'scan.files': expected a list, but it is 'no list'."
+        world.end(made.node)["reason"]
+        == "for_each over 'scan.files': expected a list, but it is \"no list\"."
     )
 
     await world.engine.rerun.rerun(made.scan, downstream=True)
@@ -450,14 +471,20 @@ async def test_children_have_the_limits_of_their_task_and_use_its_dag_s_money(wo
     assert len(await world.claim(agent, 10)) == 1
 
 
-async def test_children_take_a_lock_one_by_one(world: World) -> None:
+@pytest.mark.parametrize("locks", [{"lock_key": "doc:1"}, {"lock_keys": ["doc:1", "doc:2"]}])
+async def test_children_take_their_locks_one_by_one(world: World, locks: dict[str, Any]) -> None:
     """Of a batch the batch holds the lock, because its children never run together; here they might."""
     agent = await world.agent()
-    await FanOut.of(world, list(range(3)), lock_key="doc:1")
+    made = await FanOut.of(world, list(range(3)), **locks)
+    (task,) = await world.claim(agent, 10)
+    await world.fail(task, "no", category="auth_failure")
+    await world.engine.revive.retry(made.node)
 
     for position in range(3):
         (task,) = await world.claim(agent, 10)
         assert task.title == f"review [{position}]"
+        assert world.lock("doc:1") is not None
+        assert world.live(task.id)["lock_owner"] is None
         await world.complete(task)
 
 

@@ -7,7 +7,6 @@ slow child holds up its own chain only.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +19,7 @@ from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.effects import Effects
 from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
-from lineshaft.model.parts import StoredForEach, items_of
+from lineshaft.model.parts import NoSuchPartError, StoredForEach, described, part_of
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.states import Status
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, data_ref_in
@@ -32,13 +31,16 @@ MAX_SPEC_BYTES = 256 << 20
 
 
 class _List(Struct, frozen=True):
-    """A task that has no children yet, and the output with its list."""
+    """A task that has no children yet, and its list."""
 
     id: str
     for_each: bytes
     spec_bytes: int
     #: Retention has deleted the task that returned it.
     deleted: bool
+    #: Its items; None: it isn't a list.
+    n: int | None
+    #: Where it should have been.
     output: bytes | None
 
 
@@ -58,7 +60,7 @@ class Expansion:
         for found in lists:
             task, each = tasks[found.id], msgspec.json.decode(found.for_each, type=StoredForEach)
             try:
-                results[task.id] = await self._expand(connection, effects, task, _items(found, each), each)
+                results[task.id] = await self._expand(connection, effects, task, _count(found, each), each)
             except InvalidInputError as error:
                 reason = f"for_each over {each.over!r}: {error}."
                 dead_letter(effects, task, reason, FailureCategory.INVALID_INPUT)
@@ -70,29 +72,30 @@ class Expansion:
         connection: Connection,
         effects: Effects,
         task: LockedTask,
-        items: Sequence[Any],
+        count: int,
         each: StoredForEach,
     ) -> Status:
-        if not items:
+        if not count:
             effects.end(task, Status.COMPLETED, spent=UNREPORTED, output=b"[]")
             effects.event(task, ["task.completed"])
             return Status.COMPLETED
-        await self._count(connection, task.task_dag_id, len(items))
+        await self._count_spawned(connection, task.task_dag_id, count)
         await connection.execute(
             _SQL["expand"],
             {
                 **effects.now,
                 "id": task.id,
-                "ids": array_literal([new_id("task") for _ in items]),
-                "items": msgspec.json.encode(items).decode(),
+                "ids": array_literal([new_id("task") for _ in range(count)]),
+                "source": each.source.task,
+                "path": each.source.path.split(".") if each.source.path else [],
                 "concurrency": each.concurrency,
             },
         )
-        effects.touch_dag(task.task_dag_id, added=len(items))
-        effects.event(task, ["task.waiting"], {"items": len(items)})
+        effects.touch_dag(task.task_dag_id, added=count)
+        effects.event(task, ["task.waiting"], {"items": count})
         return Status.PENDING
 
-    async def _count(self, connection: Connection, dag_id: str, n: int) -> None:
+    async def _count_spawned(self, connection: Connection, dag_id: str, n: int) -> None:
         """A list must not make more tasks than agents may spawn."""
         most = self._max_spawned_tasks
         if not await fetch_column(
@@ -104,7 +107,8 @@ class Expansion:
             )
 
 
-def _items(found: _List, each: StoredForEach) -> list[Any]:
+def _count(found: _List, each: StoredForEach) -> int:
+    """The number of items; raises InvalidInputError if this list can't be expanded."""
     source = f"task {each.source.task}"
     if found.deleted:
         raise InvalidInputError(f"retention has deleted {source}, which returned the list")
@@ -113,13 +117,20 @@ def _items(found: _List, each: StoredForEach) -> list[Any]:
             f"the output of {source} is larger than {MAX_INLINE_BYTES} bytes, so it is in the artifact store "
             f"({ref.data_ref}). Return a smaller one, for example names instead of contents"
         )
-    items = items_of(None if found.output is None else msgspec.json.decode(found.output), each)
-    if found.spec_bytes * len(items) > MAX_SPEC_BYTES:
+    if found.n is None:
+        try:
+            part = part_of(found.output or b"null", each.source.path)
+        except NoSuchPartError as error:
+            raise InvalidInputError(str(error)) from None
+        raise InvalidInputError(f"expected a list, but it {described(part)}")
+    if found.n > each.max:
+        raise InvalidInputError(f"the list has {found.n} items, but max is {each.max}")
+    if found.spec_bytes * found.n > MAX_SPEC_BYTES:
         raise InvalidInputError(
-            f"{len(items)} copies of this task's spec of {found.spec_bytes} bytes are larger than "
+            f"{found.n} copies of this task's spec of {found.spec_bytes} bytes are larger than "
             f"{MAX_SPEC_BYTES} bytes together. Put what the children share into an artifact"
         )
-    return items
+    return found.n
 
 
 def dead_letter(effects: Effects, task: LockedTask, reason: str, category: FailureCategory) -> None:

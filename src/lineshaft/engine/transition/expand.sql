@@ -1,8 +1,16 @@
 -- name: lists
--- Tasks with a list, and the output of the task that returned it.
-SELECT task.id, task.for_each, octet_length(task.spec::text) AS spec_bytes, source.id IS NULL AS deleted, source.output
+-- Tasks with a list and the number of its items; NULL: there is no list, and the output says what there is instead. Outputs stay in the
+-- database: numbers in them are exact.
+SELECT task.id, task.for_each, octet_length(task.spec::text) AS spec_bytes, source.id IS NULL AS deleted, list.n,
+    CASE WHEN list.n IS NULL THEN source.output END AS output
 FROM lineshaft.task
 LEFT JOIN lineshaft.task_end AS source ON source.id = task.for_each->'source'->>'task'
+CROSS JOIN LATERAL (
+    SELECT source.output #> coalesce(string_to_array(task.for_each->'source'->>'path', '.'), '{}') AS items
+) AS part
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN jsonb_typeof(part.items) = 'array' THEN jsonb_array_length(part.items) END AS n
+) AS list
 WHERE task.id = ANY (%(ids)s::text[]) AND task.for_each IS NOT NULL
 ORDER BY task.id
 
@@ -19,7 +27,9 @@ WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now)
 child AS MATERIALIZED (
     SELECT child.id, child.item, child.n, count(*) OVER () AS total,
         lag(child.id, least(%(concurrency)s::bigint, 1000000)::integer) OVER (ORDER BY child.n) AS turn_after
-    FROM unnest(%(ids)s::text[], ARRAY(SELECT * FROM jsonb_array_elements(%(items)s::jsonb))) WITH ORDINALITY AS child (id, item, n)
+    FROM unnest(%(ids)s::text[], ARRAY(
+        SELECT jsonb_array_elements(ended.output #> %(path)s::text[]) FROM lineshaft.task_end AS ended WHERE ended.id = %(source)s::text
+    )) WITH ORDINALITY AS child (id, item, n)
 ),
 stored AS (
     INSERT INTO lineshaft.task (
