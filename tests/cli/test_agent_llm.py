@@ -81,9 +81,7 @@ def test_a_model_does_tasks(
     assert server.requests[0]["messages"][0]["content"].endswith("Be brief.")
     assert [tool["function"]["name"] for tool in server.requests[0]["tools"]] == ["look"]
     assert server.headers[0]["Authorization"] == f"Bearer {KEY[::-1]}"
-    assert connection.execute("SELECT models_available FROM lineshaft.instance").fetchall() == [
-        (["m"],)
-    ]
+    assert connection.execute("SELECT models_available FROM lineshaft.instance").fetchall() == [(["m"],)]
     written = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
     assert KEY[::-1] not in done.stdout + done.stderr + written
 

@@ -255,15 +255,16 @@ async def test_an_agent_has_the_same_deadline_and_no_retries_of_its_own(server: 
     over = Event()
     server.reply = Reply(hold=over)
     agent = Agent(client(server, timeout_sec=0.2).model())
-    try:
-        with pytest.raises(ModelRequestTimeout) as caught:
+    async with agent:
+        try:
+            with pytest.raises(ModelRequestTimeout) as caught:
+                await agent.run("What?")
+        finally:
+            over.set()
+        assert of_exception(caught.value).category == "timeout"
+        server.reply = Reply("busy", status=503)
+        with pytest.raises(LLMUnavailable):
             await agent.run("What?")
-    finally:
-        over.set()
-    assert of_exception(caught.value).category == "timeout"
-    server.reply = Reply("busy", status=503)
-    with pytest.raises(LLMUnavailable):
-        await agent.run("What?")
     assert len(server.requests) == 2
 
 
