@@ -438,7 +438,7 @@ async def test_a_handler_that_is_not_async(shaft: Lineshaft, server: LLMServer) 
 
     @agent.task("write")
     def write(_ctx: SyncTaskContext) -> str:
-        return writer.run_sync("Write.").output
+        return asyncio.run(writer.run("Write.")).output
 
     task = await one(shaft, agent, "write", max_attempts=1)
 
