@@ -13,15 +13,17 @@ ALTER TABLE lineshaft.task_live ADD CONSTRAINT strict_status CHECK (
             -- The agent may run a gate itself; one that runs elsewhere holds nothing.
             (agent_id IS NULL) = (lease_until IS NULL) AND (agent_id IS NULL) = (incarnation IS NULL) AND (agent_id IS NOT NULL OR status = 'VALIDATING')
             AND claimed_at IS NOT NULL AND (started_at IS NOT NULL OR status = 'CLAIMED')
-            AND epoch > 0 AND reserved_usd >= 0 AND parked IS NULL
-        WHEN agent_id IS NOT NULL OR incarnation IS NOT NULL OR lock_token IS NOT NULL OR lease_until IS NOT NULL OR reserved_usd <> 0 THEN false
+            AND epoch > 0 AND reserved_usd >= 0 AND parked IS NULL AND (agent_id IS NOT NULL OR NOT has_slots)
+        WHEN has_slots OR agent_id IS NOT NULL OR incarnation IS NOT NULL OR lock_token IS NOT NULL OR lease_until IS NOT NULL OR reserved_usd <> 0 THEN false
         WHEN status = 'READY' THEN
-            blocked = 0 AND ready_at IS NOT NULL AND (parked IS NULL OR parked = 'lock' OR parked = 'dag_budget')
+            blocked = 0 AND ready_at IS NOT NULL AND (parked IS NULL OR parked = 'lock' OR parked = 'dag_budget' OR parked = 'quota')
         WHEN status = 'PENDING' THEN (blocked > 0 OR (blocked = 0 AND due_at IS NOT NULL)) AND parked IS NULL
         WHEN status = 'RETRYING' THEN due_at IS NOT NULL AND parked IS NULL
         ELSE false
     END
 );
+
+ALTER TABLE lineshaft.task_live ADD CONSTRAINT strict_parked CHECK ((parked_key IS NOT NULL) = (parked IS NOT DISTINCT FROM 'quota'));
 
 ALTER TABLE lineshaft.task_end ADD CONSTRAINT strict_end CHECK (
     CASE status

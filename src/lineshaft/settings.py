@@ -309,7 +309,7 @@ class Settings:
         "How many lanes (kinds of tasks for claims) may have waiting tasks when a submission needs another.",
     )
     max_retry_after_sec: float = _setting(
-        _TIME_LIMIT, 3600.0, "The longest wait that a provider may ask for with Retry-After."
+        _TIME_LIMIT, 691200.0, "The longest wait that a provider may ask for: 8 days."
     )
     keep_tasks_days: float | None = _setting(
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."
@@ -386,8 +386,8 @@ class Settings:
     llm_model: str | None = _setting(
         _ANY_TEXT,
         None,
-        "The language model: PROVIDER:MODEL (as in `openai:gpt-5-mini`) with the key in the provider's usual "
-        "variable, or a name that the API at llm_url knows.",
+        "The language model: PROVIDER:MODEL (`openai:gpt-5-mini`, `anthropic:claude-haiku-4-5`) with the key "
+        "in the provider's usual variable, or a name that the API at llm_url knows.",
     )
     llm_fallback_models: tuple[str, ...] = _setting(
         _NAMES, (), "Models that are tried in this order when llm_model can't answer."

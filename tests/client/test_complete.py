@@ -13,7 +13,7 @@ from lineshaft import Lineshaft, NewTask, Sources, SyncLineshaft, SyncSources
 from lineshaft.errors import CycleError, InvalidInputError, InvalidTransitionError, NotFoundError
 from lineshaft.model.short_ids import short_id
 from lineshaft.server.app import OPERATIONS
-from lineshaft.types import NewAgent, Scope, Status
+from lineshaft.types import NewAgent, Rate, RateUnit, Scope, Status
 from tests.client.helpers import engine_of, finish_all, kill_one
 
 #: HTTP operations whose client method has another name.
@@ -40,7 +40,9 @@ NAMES = {
     "ready": "health",
 }
 #: Operations for agents, for Prometheus and for another system; those of artifacts are in `shaft.artifacts`.
-ELSEWHERE = {"agents", "artifacts", "claims", "work", "metrics", "monitoring", "routes", "hooks"}
+ELSEWHERE = {
+    *("agents", "artifacts", "claims", "work", "metrics", "monitoring", "routes", "hooks", "reservations"),
+}
 #: Operations that are methods of `shaft.sources`.
 OF_SOURCES = {
     "list_sources": "list",
@@ -190,6 +192,51 @@ async def test_locks_are_listed_and_released(shaft: Lineshaft) -> None:
     assert (await shaft.locks()).items == []
     with pytest.raises(NotFoundError, match="doc:1/2"):
         await shaft.release_lock("doc:1/2")
+
+
+async def test_quotas_are_set_listed_and_deleted(shaft: Lineshaft) -> None:
+    rate = Rate(Decimal(60), RateUnit.TASKS, 60)
+    quota = await shaft.set_quota("customers", "customer:*", max_running=3, rate=rate, reason="a busy day")
+    assert (quota.match, quota.each, quota.max_running, quota.rate) == ("customer:*", True, 3, rate)
+    assert (quota.running, quota.waiting, quota.used, quota.holders) == (0, 0, Decimal(0), [])
+    again = await shaft.set_quota("customers", "customer:*", each=False, max_waiting=10, weight=2)
+    assert (again.each, again.max_running, again.max_waiting, again.rate, again.weight) == (
+        False,
+        None,
+        10,
+        None,
+        2.0,
+    )
+    await shaft.set_quota("code", "type:code", max_running=1)
+    first = await shaft.quotas(limit=1)
+    assert [item.name for item in first.items] == ["code"]
+    assert (await shaft.quotas(cursor=first.next_cursor)).items == [again]
+    await shaft.delete_quota("code")
+    assert [item.name for item in (await shaft.quotas()).items] == ["customers"]
+    with pytest.raises(NotFoundError, match="There is no quota 'code'"):
+        await shaft.delete_quota("code")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "a b"},
+        {"match": "customer*"},
+        {"match": "*"},
+        {"match": "type:"},
+        {"max_running": -1},
+        {"weight": 0},
+        {"rate": Rate(0, RateUnit.USD, 60)},
+        {"rate": Rate(0.5, RateUnit.TASKS, 60)},
+        {"rate": Rate(1, RateUnit.TASKS, 0)},
+        {"rate": Rate(1, RateUnit("bytes"), 60)},
+    ],
+    ids=str,
+)
+async def test_a_wrong_quota_is_refused(shaft: Lineshaft, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError):
+        await shaft.set_quota(**({"name": "x", "match": "customer:*"} | wrong))
+    assert (await shaft.quotas()).items == []
 
 
 async def test_slowdowns_are_listed_and_ended(shaft: Lineshaft) -> None:

@@ -174,6 +174,17 @@ async def set_type(_: Client, ann: Client) -> Reply:
     return await ann.put("/v1/types/review", {"max_attempts": 2, "reason": REASON})
 
 
+@act("quota.changed", reason=True)
+async def set_quota(_: Client, ann: Client) -> Reply:
+    return await ann.put("/v1/quotas/reviews", {"match": "type:review", "max_running": 1, "reason": REASON})
+
+
+@act("quota.changed", reason=True)
+async def delete_quota(worker: Client, ann: Client) -> Reply:
+    await worker.put("/v1/quotas/other", {"match": "type:other", "max_running": 1})
+    return await ann.delete(f"/v1/quotas/other{BECAUSE}")
+
+
 @act("breaker.opened", reason=True)
 async def open_breaker(_: Client, ann: Client) -> Reply:
     return await ann.post("/v1/breakers/broken/open", {"reason": REASON})

@@ -27,6 +27,7 @@ from lineshaft.agent.outcome import (
     of_value,
     with_traceback,
 )
+from lineshaft.agent.quotas import Quotas
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.waits import DurableWaits
 from lineshaft.client import large_data
@@ -149,6 +150,7 @@ class Execution:
         self.steps = DurableSteps(assignment, self.lease, self.account, self._writes, host.threads)
         self._state = HandlerState()
         self.waits = DurableWaits(self.steps, self.lease, self.account, self._writes, self.unsaved_state)
+        self.quotas = Quotas(self.lease, self._writes)
         self.artifacts: list[Any] | None = None
         self._progress: bytes | None = None
         #: What the server knows to be spent.

@@ -130,6 +130,16 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="capabilities")
     who.add_argument("--models", type=_names, default=[], metavar="A,B", help="available models")
     who.add_argument(
+        "--account",
+        action="append",
+        default=[],
+        type=_account,
+        dest="accounts",
+        metavar="NAME[=FILE]",
+        help="an account with a provider, with the file of the variables that the command needs to use it; "
+        "repeatable: each task gets one that is open, as LINESHAFT_TASK_ACCOUNT",
+    )
+    who.add_argument(
         "--slots", type=positive, default=3, metavar="N", help="tasks at the same time (default: 3)"
     )
     who.add_argument("--budget", type=_dollars, metavar="USD", help="total budget")
@@ -205,6 +215,15 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _names(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _account(text: str) -> tuple[str, Path | None]:
+    from lineshaft.model.accounts import account_fault  # noqa: PLC0415 - slow to import
+
+    name, named, file = text.partition("=")
+    if fault := account_fault(name):
+        raise argparse.ArgumentTypeError(fault)
+    return name, Path(file).absolute() if named else None
 
 
 def _seconds(text: str) -> float:
@@ -386,9 +405,13 @@ def _run(
 
 def _run_command(args: argparse.Namespace) -> int:
     from lineshaft.agent.agent import Agent  # noqa: PLC0415 - slow to import
-    from lineshaft.agent.exec import Command, UnixAccount  # noqa: PLC0415
+    from lineshaft.agent.exec import Command, UnixAccount, read_variables  # noqa: PLC0415
 
     arguments = _arguments(args.command, shell=args.shell)
+    files = {name: file for name, file in args.accounts if file is not None}
+    for file in files.values():
+        # A mistake shows at once, not with the first task.
+        read_variables(file)
     agent = Agent(
         args.id,
         instance=args.instance,
@@ -396,6 +419,7 @@ def _run_command(args: argparse.Namespace) -> int:
         type="command",
         capabilities=args.capabilities,
         models=args.models,
+        accounts=[name for name, _ in args.accounts],
         max_concurrent_tasks=args.slots,
         budget_usd=args.budget,
         heartbeat_interval_sec=args.heartbeat,
@@ -409,6 +433,7 @@ def _run_command(args: argparse.Namespace) -> int:
         kill_after_sec=args.kill_after,
         retry_later_sec=args.retry_later,
         output=args.output,
+        account_files=files,
     )
     with command:
         for name in dict.fromkeys(args.types):

@@ -11,7 +11,7 @@ from lineshaft.client.artifacts import Artifacts
 from lineshaft.client.backend import Backend
 from lineshaft.client.sources import Sources
 from lineshaft.model.durations import seconds
-from lineshaft.operations import agents, guards, stats, task_types, tokens
+from lineshaft.operations import agents, guards, quotas, stats, task_types, tokens
 from lineshaft.types.costs import DEFAULT_DAYS
 from lineshaft.types.filters import Names, names
 from lineshaft.types.page import DEFAULT_LIMIT
@@ -191,6 +191,51 @@ class Administration:
     ) -> None:
         """End a pause. Resuming what is not paused changes nothing."""
         await self.backend.call(guards.resume, guards.PauseOrResume(type=type, reason=reason))
+
+    # Quotas.
+
+    async def quotas(self, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> t.Page[t.Quota]:
+        """Quotas by name, with what runs and waits, and who holds them."""
+        return await self.backend.call(quotas.list_quotas, OnePage(limit=limit, cursor=cursor))
+
+    async def get_quota(self, name: str) -> t.QuotaDetails:
+        """A quota with its busiest keys, and the tasks that hold it, use its rate and wait for it."""
+        return await self.backend.call(quotas.get_quota, quotas.ByName(name=name))
+
+    async def set_quota(
+        self,
+        name: str,
+        match: str,
+        *,
+        each: bool = True,
+        max_running: int | None = None,
+        max_waiting: int | None = None,
+        rate: t.Rate | None = None,
+        weight: float = 1.0,
+        reason: str | None = None,
+    ) -> t.Quota:
+        """Set a quota, whole; None: no limit. It applies from the next claim, and running tasks count.
+
+        `match` is a key (`type:code`, `model:M`, `agent:ID`, `tag:TAG`, or one of the tasks' own
+        `quota_keys`) or `PREFIX:*`. `each`: every matching key has its own limits; otherwise all share one.
+        """
+        request = quotas.SetQuota(
+            name=name,
+            match=match,
+            each=each,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            rate=None
+            if rate is None
+            else quotas.NewRate(amount=rate.amount, unit=str(rate.unit), per_sec=rate.per_sec),
+            weight=weight,
+            reason=reason,
+        )
+        return await self.backend.call(quotas.set_quota, request)
+
+    async def delete_quota(self, name: str, *, reason: str | None = None) -> None:
+        """Delete a quota: tasks that waited for it can be claimed."""
+        await self.backend.call(quotas.delete_quota, quotas.DeleteQuota(name=name, reason=reason))
 
     # The installation.
 

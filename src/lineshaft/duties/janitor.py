@@ -14,6 +14,8 @@ from lineshaft.duties.loop import Counts
 from lineshaft.engine.agents import Fleet
 from lineshaft.engine.artifacts.artifacts import ArtifactRegistry
 from lineshaft.engine.feed.partitions import Partitions, Period
+from lineshaft.engine.guards.quotas import Quotas
+from lineshaft.engine.guards.reservations import Reservations
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.sessions import Sessions
@@ -40,6 +42,8 @@ class Janitor(Struct, frozen=True):
     keep_agents: timedelta = timedelta(days=30)
     #: How long the history of sources is kept.
     keep_firings: timedelta = timedelta(days=30)
+    quotas: Quotas | None = None
+    reservations: Reservations | None = None
     #: None: this process takes no care of artifacts.
     artifacts: ArtifactRegistry | None = None
     #: How long an artifact is kept that no task refers to.
@@ -75,12 +79,7 @@ class Janitor(Struct, frozen=True):
                     "Could not drop old event partitions, because the table is in use: %s",
                     ", ".join(dropped.postponed),
                 )
-        if self.keep_tasks is not None:
-            while True:
-                deleted = await self.maintenance.delete_finished(self.keep_tasks.total_seconds(), self.batch)
-                counts["finished tasks deleted"] += deleted
-                if deleted < self.batch:
-                    break
+        await self._delete_tasks(counts)
         while True:
             forgotten = await self.fleet.forget(
                 silent_sec=_SILENT_SEC, unused_sec=self.keep_agents.total_seconds(), limit=self.batch
@@ -94,9 +93,22 @@ class Janitor(Struct, frozen=True):
         counts["sessions deleted"] += await self.sessions.forget(self.batch)
         await self.maintenance.sweep_generations(self.batch)
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
+        if self.quotas is not None:
+            await self.quotas.forget_uses()
+        if self.reservations is not None:
+            counts["ended reservations deleted"] += await self.reservations.forget(self.batch)
         if self.artifacts is not None:
             # Last: the store may be away.
             counts += await self.artifacts.clean_up(
                 older_than_sec=self.keep_artifacts.total_seconds(), limit=self.batch
             )
         return counts
+
+    async def _delete_tasks(self, counts: Counter[str]) -> None:
+        if self.keep_tasks is None:
+            return
+        while True:
+            deleted = await self.maintenance.delete_finished(self.keep_tasks.total_seconds(), self.batch)
+            counts["finished tasks deleted"] += deleted
+            if deleted < self.batch:
+                return

@@ -12,6 +12,7 @@ from datetime import datetime
 from lineshaft import background
 from lineshaft.duties.loop import Counts
 from lineshaft.duties.promoter import Promoter
+from lineshaft.duties.quota_keeper import QuotaKeeper
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
@@ -55,6 +56,7 @@ class OnDemand:
     async def _run(self) -> float | None:
         await Reaper(self._engine.maintenance).run_once()
         await Promoter(self._engine.maintenance).run_once()
+        await QuotaKeeper(self._engine.quotas).run_once()
         tick_sec = await self._fire_schedules()
         self._validate()
         openings = await self._engine.upcoming.openings(self._checked_at)

@@ -14,6 +14,7 @@ from lineshaft.duties.observer import Observer
 from lineshaft.duties.offline_detector import OfflineDetector
 from lineshaft.duties.promoter import Promoter
 from lineshaft.duties.publisher import Publisher
+from lineshaft.duties.quota_keeper import QuotaKeeper
 from lineshaft.duties.reaper import Reaper
 from lineshaft.duties.scheduler import Scheduler
 from lineshaft.duties.validator import Validator
@@ -46,9 +47,12 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_events=_days(settings.keep_events_days),
             keep_agents=timedelta(days=settings.keep_agents_days),
             keep_firings=timedelta(days=settings.keep_firings_days),
+            quotas=engine.quotas,
+            reservations=engine.reservations,
             artifacts=engine.artifacts,
             keep_artifacts=timedelta(days=settings.keep_artifacts_days),
         ),
+        QuotaKeeper(engine.quotas),
         Scheduler(engine.schedules),
         EventWatcher(engine.event_sources),
         Observer(engine.observers),

@@ -1,8 +1,9 @@
 """What a task needs besides an agent: slots of quotas, its turn among others with its key, several locks."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct, field
 
 from lineshaft.model.budget import shown
@@ -48,6 +49,13 @@ def admission(
     return lock_key, None if needs == Admission() else encoded_json("admission", needs)
 
 
+def locks_of(lock_key: str | None, stored: bytes | None) -> dict[str, bool]:
+    """The document locks in these columns, in order of key: whether each is shared."""
+    if lock_key is not None:
+        return {lock_key: False}
+    return {} if stored is None else msgspec.json.decode(stored, type=Admission).locks
+
+
 def _quota_keys(values: Any, faults: Faults) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) > MAX_QUOTA_KEYS:
         faults.append(("quota_keys", f"must be a list of at most {MAX_QUOTA_KEYS} keys, got {shown(values)}"))
@@ -89,3 +97,18 @@ def _locks(values: Any, lock_key: str | None, faults: Faults) -> dict[str, bool]
             return {}
         locks[lock.key] = lock.shared
     return dict(sorted(locks.items()))
+
+
+class HasQuotaKeys(Protocol):
+    @property
+    def type(self) -> str: ...
+    @property
+    def tags(self) -> Sequence[str]: ...
+    @property
+    def admission(self) -> bytes | None: ...
+
+
+def quota_keys(row: HasQuotaKeys) -> list[str]:
+    """The keys that a task has before it is claimed."""
+    own = () if row.admission is None else msgspec.json.decode(row.admission, type=Admission).keys
+    return [f"type:{row.type}", *(f"tag:{tag}" for tag in row.tags), *own]

@@ -7,6 +7,8 @@ from lineshaft.operations import (
     events,
     guards,
     health,
+    quotas,
+    reservations,
     review,
     sources,
     stats,
@@ -21,6 +23,7 @@ from lineshaft.operations.operation import operations_in
 OPERATIONS = operations_in(
     *(
         work,
+        reservations,
         agents,
         tasks,
         dags,
@@ -28,6 +31,7 @@ OPERATIONS = operations_in(
         artifacts,
         review,
         guards,
+        quotas,
         task_types,
         sources,
         stats,

@@ -3,7 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from lineshaft.model.open_enum import OpenEnum
 from lineshaft.model.priority import Tier
@@ -114,8 +114,11 @@ class ReasonCode(OpenEnum):
     BREAKER_OPEN = "breaker_open"
     LOCK_HELD = "lock_held"
     SLOWDOWN = "slowdown"
+    #: Agents have no open account.
+    ACCOUNT_CLOSED = "account_closed"
     AGENTS_FULL = "agents_full"
     PAUSED = "paused"
+    QUOTA = "quota"
     DEADLINE_MISSED = "deadline_missed"
     #: It is held by an agent.
     CLAIMED = "claimed"
@@ -126,9 +129,21 @@ class ReasonCode(OpenEnum):
     DEAD_LETTERED = "dead_lettered"
 
 
-class Reason(Struct, frozen=True):
+class Reason(Struct, frozen=True, omit_defaults=True):
     code: ReasonCode
     detail: str
+    #: When the first account opens, where that is known; only of `account_closed`.
+    until: datetime | None = None
+    # Of the code `quota`.
+    quota: str | UnsetType = UNSET
+    #: What it counts for: the key, or the pattern whose keys share one limit.
+    key: str | UnsetType = UNSET
+    limit: float | UnsetType = UNSET
+    used: float | UnsetType = UNSET
+    #: Tasks that hold it, up to 100.
+    holders: list[str] | UnsetType = UNSET
+    #: When its rate has room again; without it, as soon as one of the holders ends.
+    free_at: datetime | UnsetType = UNSET
 
 
 class Why(Struct, frozen=True):

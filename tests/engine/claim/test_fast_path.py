@@ -177,6 +177,7 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             "probing": None,
             "follows": None,
             "follows_epoch": None,
+            "ahead": 0,
             "passed_over": [],
             "daily_budget": None,
             "now": None,

@@ -27,13 +27,14 @@ from lineshaft.engine.guards.breakers import MODEL, Breakers
 from lineshaft.engine.guards.locks import LOCK_TTL_SEC
 from lineshaft.engine.guards.outside import OutsideLocks
 from lineshaft.engine.guards.task_types import TaskTypes
-from lineshaft.engine.live.parking import unpark_lock_waiters
+from lineshaft.engine.live.parking import look_at_quotas, unpark_lock_waiters
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.read.unknown_instance import unknown_instance
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.model.accounts import ACCOUNT
 from lineshaft.types.artifacts import REF_PREFIX, InputArtifact, artifact_id
 from lineshaft.types.work import (
     MAX_INPUT_BYTES,
@@ -57,6 +58,10 @@ _CLOSE_AFTER = 500
 _MOVED_AT_ONCE = 5_000
 #: A claim that would come back short promotes this many due tasks first; the promoter does the rest.
 _PROMOTED_AT_ONCE = 1_000
+
+
+#: How many tasks are parked with one whose quota is full, if their quotas are, too: more with each round.
+_FIRST_AHEAD, _MOST_AHEAD = 10, 2_000
 
 
 class Upkeep(Protocol):
@@ -92,6 +97,10 @@ class _Outcome(Protocol):
     missed: bool
     #: Tasks that have a document lock, but weren't claimed.
     stranded: list[str]
+    #: What quotas count for tasks that weren't claimed: to be looked at after the commit.
+    looks: list[str] | None
+    #: Document locks whose waiters may be able to go on now.
+    passed_on: list[str]
     #: A breaker may be probed.
     probe_due: bool
     #: There were fewer tasks than asked for, but the delay of another one has passed.
@@ -296,7 +305,9 @@ class Claims:
             missed = missed or outcome.missed
             if len(tasks) == limit or rounds == _ROUNDS:
                 return outcome
-            if outcome.again or outcome.contested or outcome.stranded:
+            if outcome.again or outcome.contested or outcome.stranded or outcome.passed_on:
+                if outcome.looks:
+                    parameters["ahead"] = min(4 * parameters["ahead"] + _FIRST_AHEAD, _MOST_AHEAD)
                 parameters["passed_over"] = [*parameters["passed_over"], *outcome.contested]
                 continue
             if outcome.due and not promoted:
@@ -315,6 +326,7 @@ class Claims:
 
     async def _claim_and_report(self, parameters: dict[str, Any]) -> _Round:
         round_ = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        await self._pass_on(round_.outcome.passed_on)
         if round_.outcome.is_uncapped:
             types = {task.type for task in round_.tasks if task.max_cost_usd is None and not task.outdated}
             # The tasks are claimed, whether this works or not.
@@ -322,10 +334,18 @@ class Claims:
                 await self._types.report_uncapped(parameters["agent_id"], types)
         return round_
 
-    async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
-        """Correct and release tasks whose limits are out of date; raises if no other is left.
+    async def _pass_on(self, lock_keys: Sequence[str]) -> None:
+        """Let the next waiters for these document locks go on."""
+        if lock_keys:
+            # The tasks are claimed, whether this works or not; the promoter looks at its next tick.
+            with contextlib.suppress(UnavailableError):
+                await self._database.run(lambda own: unpark_lock_waiters(own, lock_keys))
 
-        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`.
+    async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
+        """Correct and release tasks that were read out of date; raises if no other is left.
+
+        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`. Or they
+        were replaced while they were claimed (submit/keys.py).
         """
         outdated = [task for task in tasks if task.outdated]
         if not outdated:
@@ -342,16 +362,17 @@ class Claims:
 
         Every claim of a task with a lock passes here, whichever agent made it and in whatever way.
         """
-        keys = {task.lock_key for task in tasks if task.lock_key is not None}
+        keys = {key for task in tasks for key in task.lock_keys}
         if self._outside is None or not keys:
             return
         with self._undelivered.release_if_undelivered(tasks):
             refused = await self._outside.take(keys)
             if not refused:
                 return
-            await self._undelivered.release([task for task in tasks if task.lock_key in refused])
+            given_back = [task for task in tasks if not refused.keys().isdisjoint(task.lock_keys)]
+            await self._undelivered.release(given_back)
             await self._outside.mark(refused)
-        tasks[:] = [task for task in tasks if task.lock_key not in refused]
+        tasks[:] = [task for task in tasks if refused.keys().isdisjoint(task.lock_keys)]
         if not tasks:
             raise _GivenBackError
 
@@ -416,7 +437,10 @@ class Claims:
         Neither retries that are due nor breakers that may be probed are looked at.
         """
         parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
-        found = (await self._claim_once(connection, parameters)).tasks
+        round_ = await self._claim_once(connection, parameters)
+        if round_.outcome.passed_on:
+            await unpark_lock_waiters(connection, round_.outcome.passed_on)
+        found = round_.tasks
         return found[0] if found and not found[0].outdated else None
 
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
@@ -451,6 +475,7 @@ class Claims:
             "follows": None if follows is None else follows.id,
             "follows_epoch": None if follows is None else follows.epoch,
             "passed_over": [],
+            "ahead": 0,
             "lock_ttl": LOCK_TTL_SEC,
             "probing": None,
         }
@@ -468,6 +493,7 @@ class Claims:
             if round_ is None:
                 break
             tasks += round_.tasks
+            await self._pass_on(round_.outcome.passed_on)
             # Parked tasks made room for others, as in any claim.
             if len(tasks) == parameters["limit"] or not (round_.tasks or round_.outcome.again):
                 break
@@ -492,7 +518,7 @@ class Claims:
                 round_ = await self._claim_once(connection, probe)
                 stranded.update(round_.outcome.stranded)
             for task in round_.tasks:
-                keys = probing & {task.type, f"{MODEL}{task.model}"}
+                keys = probing & {task.type, f"{MODEL}{task.model}", f"{ACCOUNT}{task.account}"}
                 if not await self._breakers.start_probe(connection, task.id, keys):
                     raise _ProbeTakenError
         return round_
@@ -511,6 +537,8 @@ class Claims:
         _, rows = await pipelined(connection, (_SQL["lock_day"], {}), call, named=False)
         row = row_type(_SQL["claim_tasks"])
         outcome: _Outcome = row._make(rows[0])
+        if outcome.looks:
+            look_at_quotas(connection, self._database.now, names=outcome.looks)
         agent_id = parameters["agent_id"]
         if outcome.probe_due:
             self._probers.add(agent_id)
@@ -575,8 +603,8 @@ def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
     """
     return [
         (reader, name)
-        for reader, inputs in enumerate({bytes(task.inputs) for task in claim.tasks})
-        for name in input_ids(msgspec.Raw(inputs))
+        for reader, names in enumerate({tuple(input_ids(task.inputs)) for task in claim.tasks})
+        for name in names
         if name not in claim.inputs
     ]
 

@@ -9,7 +9,7 @@ WITH RECURSIVE seen AS MATERIALIZED (
         capabilities, types, models_available, claim_ttl_sec,
         coalesce(%(now)s::timestamptz, clock_timestamp()) AS now,
         greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room,
-        limits.default_max_cost_usd, limits.quota_kinds
+        limits.default_max_cost_usd, limits.quota_kinds, limits.quota_lanes
     FROM lineshaft.instance
     CROSS JOIN lineshaft.limits
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
@@ -18,9 +18,10 @@ WITH RECURSIVE seen AS MATERIALIZED (
       AND limits.daily_budget_usd IS NULL
       -- Accounts, and quotas that may concern any task, are for claim_tasks.
       AND instance.accounts = '{}' AND limits.quota_kinds & 16 = 0
-      AND (limits.quota_kinds & 8 = 0 OR NOT EXISTS (
-        SELECT FROM lineshaft.quota WHERE quota.match = ANY (lineshaft.quota_patterns_1('agent:' || %(agent_id)s::text))
-      ))
+      AND (limits.quota_kinds & 8 = 0 OR NOT CASE
+        WHEN limits.quota_lanes IS NULL THEN EXISTS (SELECT FROM lineshaft.quotas_of_1(ARRAY['agent:' || %(agent_id)s::text]))
+        ELSE 'agent:' || %(agent_id)s::text LIKE ANY (limits.quota_lanes)
+      END)
       AND NOT EXISTS (SELECT FROM lineshaft.slowdown WHERE until > coalesce(%(now)s::timestamptz, now()))
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed')
       AND NOT EXISTS (SELECT FROM lineshaft.pause)
@@ -38,12 +39,10 @@ waiting AS (
 head AS MATERIALIZED (
     SELECT
         found.lane_id AS id, found.generation, lane.boost_per_minute * (SELECT minutes FROM clock) AS aged,
-        lineshaft.chosen_model_1(lane.models, seen.models_available, '{}') AS model,
+        chosen.model,
         round((found.rank - lane.boost_per_minute * (SELECT minutes FROM clock)) * 1e6) AS effective,
         found.submission_no, seen.room AS most,
-        lineshaft.lane_has_quota_1(
-            seen.quota_kinds, lane.type, lineshaft.chosen_model_1(lane.models, seen.models_available, '{}')
-        ) AS has_quota
+        lineshaft.lane_has_quota_1(seen.quota_kinds, seen.quota_lanes, lane.type, chosen.model) AS has_quota
     FROM seen
     CROSS JOIN (
         SELECT generation, lane_id, rank, submission_no FROM waiting
@@ -53,6 +52,7 @@ head AS MATERIALIZED (
         )
     ) AS found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
+    CROSS JOIN LATERAL (SELECT lineshaft.chosen_model_1(lane.models, seen.models_available, '{}') AS model OFFSET 0) AS chosen
     WHERE seen.room > 0
       AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, seen.types, seen.capabilities, seen.models_available)
       AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))

@@ -1,6 +1,6 @@
 -- name: openings
--- Seconds until the next delay ends, the next lease expires and the next guard opens: a slowdown ends, a breaker may be probed or, with a
--- daily budget, a UTC day begins. And whether a guard has opened since the last call.
+-- Seconds until the next delay ends, the next lease expires and the next guard opens: a slowdown ends, a breaker may be probed, a quota
+-- is to be looked at or, with a daily budget, a UTC day begins. And whether a guard has opened since the last call.
 SELECT
     extract(epoch FROM (
         SELECT due_at FROM lineshaft.task_live WHERE status IN ('PENDING', 'RETRYING') AND due_at IS NOT NULL ORDER BY due_at LIMIT 1
@@ -11,7 +11,8 @@ SELECT
     extract(epoch FROM least(
         (SELECT min(until) FROM lineshaft.slowdown WHERE until > clock.now),
         (SELECT min(probe_at) FROM lineshaft.breaker WHERE state <> 'closed' AND NOT forced AND probe_at > clock.now),
-        CASE WHEN clock.daily THEN clock.midnight + interval '24 hours' END
+        CASE WHEN clock.daily THEN clock.midnight + interval '24 hours' END,
+        (SELECT at FROM lineshaft.quota_wake ORDER BY at LIMIT 1)
     ) - clock.now)::double precision AS guard_sec,
     clock.now,
     -- Also one that began and ended between two calls.
@@ -36,7 +37,7 @@ FROM lineshaft.task_live AS live
 JOIN lineshaft.lane ON lane.id = live.lane_id
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE live.status = 'RETRYING' AND live.due_at IS NOT NULL AND live.due_at <= clock.now + make_interval(secs => %(within)s::double precision)
-  AND live.rate_limits = 0 AND lane.type = ANY (%(types)s::text[])
+  AND live.rate_limits = 0 AND live.long_waits = 0 AND lane.type = ANY (%(types)s::text[])
 
 -- name: left_behind
 -- The tasks of these types that wait for a time or are held, and the seconds until the first of each kind; and those that are READY all the

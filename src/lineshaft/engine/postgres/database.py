@@ -6,6 +6,7 @@ one round trip. A deadlock or a serialization failure rolls back all of it, so i
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -33,7 +34,11 @@ from lineshaft.errors import UnavailableError
 
 T = TypeVar("T")
 
+_log = logging.getLogger("lineshaft.engine")
+
 Connection = AsyncConnection[Any]
+#: Follows a commit, on the same connection, in a transaction of its own.
+Follower = Callable[[Connection], Awaitable[None]]
 
 #: The transaction lost against another one, or its prepared statements were dropped (pipeline.py).
 _RETRIED = (
@@ -85,6 +90,11 @@ class _RawJsonbBinary(Loader):
 
 class _Connection(ReportingConnection, OwnConnection):
     """A connection whose calls can be cancelled."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: What follows the commit of its transaction.
+        self.followers: list[Follower] = []
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         try:
@@ -247,13 +257,34 @@ class Database:
         for attempt in range(1, _TRIES + 1):
             try:
                 async with self.connection() as connection:
-                    return await work(connection)
+                    result = await work(connection)
+                    if isinstance(connection, _Connection) and connection.followers:
+                        await _follow(connection)
+                    return result
             except _RETRIED:
                 if attempt == _TRIES:
                     raise
                 # The transactions should not collide again at once.
                 await asyncio.sleep(0.002 * attempt)
         raise AssertionError("unreachable")
+
+
+def after_commit(connection: Connection, follower: Follower) -> None:
+    """Run `follower` once the transaction of `connection` is committed; not on connections of callers.
+
+    Its failure is no failure of the transaction: a duty must find what is left to do.
+    """
+    if isinstance(connection, _Connection):
+        connection.followers.append(follower)
+
+
+async def _follow(connection: _Connection) -> None:
+    followers, connection.followers = connection.followers, []
+    for follower in followers:
+        try:
+            await follower(connection)
+        except psycopg.Error as error:
+            _log.warning("What follows a commit failed, and is left to a duty: %s", error)
 
 
 async def set_up(

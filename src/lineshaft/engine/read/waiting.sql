@@ -8,6 +8,7 @@ CASE
     WHEN status = 'PENDING' THEN CASE WHEN blocked > 0 THEN 'blocked' ELSE coalesce(suspended, 'scheduled') END
     WHEN parked = 'dag_budget' THEN 'dag_budget'
     WHEN parked = 'lock' OR refused THEN 'lock'
+    WHEN parked = 'quota' THEN 'quota'
     ELSE 'ready'
 END AS state
 
@@ -25,13 +26,15 @@ CASE WHEN live.status = 'PENDING' AND live.due_at IS NOT NULL AND live.epoch > 0
 
 -- fragment: refused
 -- Whether its lock is held, though no claim has parked it yet: few tasks have a lock.
-live.lock_key IS NOT NULL AND EXISTS (
+live.lock_key IS NOT NULL AND CASE WHEN live.admission ? 'locks' THEN live.status = 'READY' AND lineshaft.refused_lock_1(
+    live.id, live.lock_owner, live.lock_key, live.admission -> 'locks', coalesce(%(now)s::timestamptz, now())
+) IS NOT NULL ELSE EXISTS (
     SELECT FROM lineshaft.lock AS held
     LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
     CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
     WHERE held.key = live.lock_key AND
     -- include: lock_refused
-) AS refused
+) END AS refused
 
 -- name: plan_by_index
 -- What is sent after it looks a few rows up in large tables, and never reads one.
@@ -79,6 +82,9 @@ FROM (
         UNION ALL
         (SELECT 'dag_budget', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
          WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
+        UNION ALL
+        (SELECT 'quota', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
+         WHERE parked_key IS NOT NULL LIMIT %(most)s::integer)
     ) AS live
 ) AS live
 GROUP BY source, lane_id, state
@@ -135,6 +141,8 @@ SELECT
     lineshaft.needed_1(lane.cost_from_usd, limits.default_max_cost_usd) AS needed_usd, lane.cost_from_usd IS NULL AS open_ended,
     false AS expired, NULL::timestamptz AS deadline, NULL AS lock_key, false AS lock_refused, NULL::numeric AS budget_ceiling_usd,
     -- include: barriers_of_type
+    ,
+    CASE WHEN limits.quota_kinds & 1 <> 0 THEN lineshaft.full_quotas_1(lineshaft.lane_keys_1(lane.type, NULL, NULL, NULL), clock.now) END AS full_quotas
 FROM lineshaft.lane
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 CROSS JOIN lineshaft.limits

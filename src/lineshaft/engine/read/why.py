@@ -7,10 +7,11 @@ pass all tests: a free agent without money and a busy agent with money don't add
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import msgspec
 from msgspec import Struct
 
 from lineshaft.checks.registry import HUMAN
@@ -83,8 +84,22 @@ async def read_refusal(
 async def read_agents_and_models(reader: Reader) -> tuple[list[Row], list[Row]]:
     """The rows of why_models and of why_agents, for `explain`."""
     models = await reader.send(_SQL["why_models"])
-    agents = await reader.send(_SQL["why_agents"], agent_id=None, incarnation=None)
-    return await models.fetchall(), await agents.fetchall()
+    agents = await _send_agents(reader, None, None)
+    return await models.fetchall(), await agents()
+
+
+async def _send_agents(
+    reader: Reader, agent_id: str | None, incarnation: int | None
+) -> Callable[[], Awaitable[list[Row]]]:
+    """The rows of why_agents; each with the full quotas of all agents and models by key."""
+    keys = await reader.send(_SQL["why_full_keys"])
+    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id, incarnation=incarnation)
+
+    async def rows() -> list[Row]:
+        full = {row["key"]: row["quotas"] for row in await keys.fetchall()}
+        return [row | {"full_keys": full} for row in await agents.fetchall()]
+
+    return rows
 
 
 async def _read_facts(
@@ -93,12 +108,12 @@ async def _read_facts(
     """`agent_id`: None considers all agents."""
     task = await reader.send(_SQL["why_task"], ids=[task_id])
     models = await reader.send(_SQL["why_models"])
-    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id, incarnation=incarnation)
+    agents = await _send_agents(reader, agent_id, incarnation)
     upstream = await read_upstream(reader, [task_id])
     found = await task.fetchall()
     if not found:
         return None
-    return _Facts(found[0], upstream, await models.fetchall(), await agents.fetchall())
+    return _Facts(found[0], upstream, await models.fetchall(), await agents())
 
 
 def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
@@ -107,7 +122,11 @@ def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
     for row in agents:
         types = row["types"] if row["types"] is None else tuple(row["types"])
         free = row["held"] < row["max_concurrent_tasks"]
-        key = (row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free)
+        closed = (row["slowed_until"], row["is_closed"], row["closed_until"] if row["is_closed"] else None)
+        key = (
+            *(row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free),
+            *(f"agent:{row['id']}" in row["full_keys"], closed),
+        )
         known = best.setdefault(key, row)
         if known["money"] is not None and (row["money"] is None or row["money"] > known["money"]):
             best[key] = row
@@ -133,6 +152,7 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: S
         unusable = _unusable(named, list(models))
         reasons = [
             *_guards(task),
+            *_quotas(task),
             *_daily_budget(task),
             *_dag_budget(task),
             *_agents(task, unusable, agents),
@@ -180,7 +200,13 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
     direct = [edge for edge in upstream if edge["task_id"] == task["id"]]
     if direct:
         states = _listed(f"{edge['depends_on']} ({edge['status'] or 'gone'})" for edge in direct)
-        what = "its children" if task["is_batch"] else "other tasks"
+        what = "other tasks"
+        if task["is_batch"] and not task["is_childless"]:
+            what = "its children"
+        elif task["list"] is not None:
+            what = f"the list {task['list']}"
+        elif task["turns"] is not None:
+            what = f"its turn, because at most {task['turns']} children of its list run at once"
         advice = ""
         if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
             advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
@@ -222,7 +248,13 @@ def _schedule(task: Row) -> Iterable[Reason]:
     if task["wait_name"] is not None:
         yield _wait(task)
     elif task["due_at"] is not None:
-        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.")
+        replaced = task["replaced_at"]
+        because = (
+            ""
+            if replaced is None
+            else f" A submission with its idempotency key replaced it at {_iso(replaced)}."
+        )
+        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.{because}")
 
 
 def _wait(task: Row) -> Reason:
@@ -371,6 +403,8 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} is held by another program "
             f"({_short(task['lock_holder'].removeprefix(OUTSIDE))}) until that releases it.",
         )
+    elif task["lock_refused"] and task["lock_readers"] is not None:
+        yield Reason(ReasonCode.LOCK_HELD, _shared_lock(task))
     elif task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
@@ -384,6 +418,52 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} was held and is free now: the promoter makes this task claimable at "
             "its next tick.",
         )
+
+
+def _shared_lock(task: Row) -> str:
+    key, readers = task["lock_key"], task["lock_readers"]
+    if not task["lock_shared"]:
+        return f"Lock {key!r} is shared by tasks {_listed(readers)}; this task gets it alone after them."
+    writer = f"task {task['lock_writer']}" if task["lock_writer"] else "a task"
+    return (
+        f"Lock {key!r} is shared by tasks {_listed(readers)}, and {writer} waits to have it alone: later "
+        "readers wait for that."
+    )
+
+
+def _quotas(task: Row) -> Iterable[Reason]:
+    if task["full_quotas"] is not None:
+        yield from _full_quotas(task["full_quotas"])
+    elif task["parked"] == "quota":
+        yield Reason(
+            ReasonCode.QUOTA,
+            "A quota of its keys had no room and has some now: the quota keeper makes this task claimable at "
+            "its next tick.",
+        )
+
+
+class _FullQuota(Struct, frozen=True):
+    quota: str
+    key: str
+    limit: float
+    used: float
+    holders: list[str]
+    free_at: datetime | None
+
+    @property
+    def reason(self) -> Reason:
+        facts = {name: getattr(self, name) for name in ("quota", "key", "limit", "used", "holders")}
+        what = f"Quota {self.quota!r} has no room for {self.key!r}: {self.used:g} of {self.limit:g}"
+        if self.free_at is not None:
+            detail = f"{what} are used. There is room again at {_iso(self.free_at)}."
+            return Reason(ReasonCode.QUOTA, detail, **facts, free_at=self.free_at)
+        held = f", by {_listed(self.holders)}" if self.holders else ""
+        return Reason(ReasonCode.QUOTA, f"{what} are held{held}. Wait for one of them, or raise it.", **facts)
+
+
+def _full_quotas(stored: bytes) -> Iterable[Reason]:
+    """From full_quotas_1."""
+    return [full.reason for full in msgspec.json.decode(stored, type=list[_FullQuota])]
 
 
 def _paused_by(actor: str | None, reason: str | None) -> str:
@@ -462,9 +542,23 @@ class _Agent:
         self.no_model = bool(wanted) and not candidates
         self.suspended = [m for m in candidates if m in unusable]
         self.models_ok = (not wanted and not own) or len(self.suspended) < len(candidates)
+        # A claim chooses the model first, and then looks at its quotas.
+        chosen = next((model for model in candidates if model not in unusable), None)
+        full = {key: row["full_keys"].get(key) for key in (f"agent:{self.id}", f"model:{chosen}")}
+        self.full_quotas: dict[str, bytes] = {
+            key: quotas for key, quotas in full.items() if quotas is not None
+        }
         self.money: Decimal | None = row["money"]
         self.affords = self.money is None or _affords(self.money, task)
         self.free = row["held"] < row["max_concurrent_tasks"]
+        self.slowed_until: datetime | None = row["slowed_until"]
+        #: It has accounts, and none is open.
+        self.closed: bool = row["is_closed"]
+
+    @property
+    def ready(self) -> bool:
+        """No guard keeps it from claiming the task."""
+        return self.models_ok and self.affords and self.slowed_until is None and not self.closed
 
     @property
     def capable(self) -> bool:
@@ -484,18 +578,13 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if not capable:
         yield Reason(ReasonCode.NO_CAPABLE_AGENT, _no_capable_agent(task, agents))
         return
-    if any(agent.models_ok and agent.affords and agent.free for agent in capable):
+    if any(agent.ready and agent.free and not agent.full_quotas for agent in capable):
         return
-    suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
-    if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
-        models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
-        yield Reason(
-            ReasonCode.SLOWDOWN,
-            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slowdown.",
-        )
-    if broken := sorted(m for m in suspended if unusable[m] is None):
-        keys = _listed(f"model:{model}" for model in broken)
-        yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
+    for quotas in {key: quotas for agent in capable for key, quotas in agent.full_quotas.items()}.values():
+        yield from _full_quotas(quotas)
+    if closed := [agent for agent in capable if agent.closed]:
+        yield _account_closed(closed)
+    yield from _slowed_or_broken(capable, unusable)
     if poor := [agent for agent in capable if not agent.affords]:
         left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
         yield Reason(
@@ -506,6 +595,37 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
         yield Reason(
             ReasonCode.AGENTS_FULL, f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents."
         )
+
+
+def _slowed_or_broken(capable: Sequence[_Agent], unusable: dict[str, datetime | None]) -> Iterable[Reason]:
+    if waiting := sorted({(a.slowed_until, a.id) for a in capable if a.slowed_until is not None}):
+        names = _listed(f"{name} until {_iso(until)}" for until, name in waiting)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Agents are slowed down after a rate limit: {names}. Wait, or delete the slowdown agent:ID.",
+        )
+    suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
+    if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
+        models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slowdown.",
+        )
+    if broken := sorted(m for m in suspended if unusable[m] is None):
+        keys = _listed(f"model:{model}" for model in broken)
+        yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
+
+
+def _account_closed(agents: Sequence[_Agent]) -> Reason:
+    names = _listed(f"{agent.id} ({', '.join(agent.row['accounts'])})" for agent in agents)
+    until = min((at for agent in agents if (at := agent.row["closed_until"]) is not None), default=None)
+    end = "" if until is None else f" The first opens at {_iso(until)}."
+    return Reason(
+        ReasonCode.ACCOUNT_CLOSED,
+        f"All accounts are closed of {names}.{end} Wait, or open one: lineshaft slowdowns end account:NAME, "
+        "or lineshaft breakers reset account:NAME.",
+        until,
+    )
 
 
 def _slots(instances: Sequence[_Agent]) -> str:

@@ -98,7 +98,7 @@ WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now)
 taken AS (
     UPDATE lineshaft.task_live AS live
     SET status = 'VALIDATING', epoch = live.epoch + 1, claimed_at = clock.now, started_at = clock.now,
-        first_started_at = coalesce(live.first_started_at, clock.now), parked = NULL
+        first_started_at = coalesce(live.first_started_at, clock.now), parked = NULL, parked_key = NULL
     FROM clock
     WHERE live.id = %(id)s::text AND live.epoch = %(epoch)s::integer AND live.status = 'READY'
     RETURNING live.id, live.epoch, live.attempts, live.revivals

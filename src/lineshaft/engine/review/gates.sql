@@ -75,7 +75,7 @@ WHERE attempt.task_id = input.id AND attempt.epoch = input.epoch
 -- name: release_agents
 -- The gate runs elsewhere. The caller returns slot, money and lock. The cost of the attempt is booked now; the cost of gates is added.
 UPDATE lineshaft.task_live AS live
-SET agent_id = NULL, incarnation = NULL, lease_until = NULL, limit_at = NULL, heartbeat_at = NULL, reserved_usd = 0,
+SET agent_id = NULL, incarnation = NULL, has_slots = false, lease_until = NULL, limit_at = NULL, heartbeat_at = NULL, reserved_usd = 0,
     agent_reserved = false, day_reserved = false, lock_token = NULL,
     cost_usd = live.cost_usd + live.attempt_cost_usd, attempt_cost_usd = 0
 WHERE live.id = ANY (%(ids)s::text[]) AND live.status = 'VALIDATING' AND live.agent_id IS NOT NULL

@@ -6,7 +6,7 @@ single task, with what depends on it, is completed by a function (engine/claim/s
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ from lineshaft.engine.claim.fast_path import FastClaim, FastPath
 from lineshaft.engine.claim.single import claimed_with, complete_and_claim, complete_one
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.live import spending, velocity
-from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
+from lineshaft.engine.live.parking import look_at_quotas, unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.live.task_locks import LOCK_DEPENDENTS, LockedTask, claim_columns, has_duplicate_tasks
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
@@ -59,6 +59,9 @@ class _Completed(Protocol):
     #: Somebody took its document lock away while the statement ran.
     lock_lost: bool
     lock_key: str | None
+    has_slots: bool
+    #: Document locks that it had together, or with readers; None: it had none.
+    released_together: list[str] | None
     #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
     breakers: list[str] | None
 
@@ -106,8 +109,12 @@ class Acceptance:
     async def after_completion(
         self, connection: Connection, completed: Sequence[_Completed], unblocked: Sequence[Unblocked]
     ) -> None:
-        if locks := sorted({task.lock_key for task in completed if task.lock_released and task.lock_key}):
-            await unpark_lock_waiters(connection, locks)
+        released = {task.lock_key for task in completed if task.lock_released and task.lock_key}
+        released.update(key for task in completed for key in task.released_together or ())
+        if released:
+            await unpark_lock_waiters(connection, sorted(released))
+        if freed := [task.id for task in completed if task.has_slots]:
+            look_at_quotas(connection, self._transitions.now, ids=freed)
         if dags := sorted({task.dag_id for task in completed if task.dag_needs_care and task.dag_id}):
             await unpark_budget_waiters(connection, dags)
             await judge_dags(connection, self._transitions.now, dags)
@@ -328,8 +335,8 @@ class Completions:
                 task.id,
                 None,
                 StaleClaimError(
-                    f"Can't complete task {task.id}: its claim no longer has the document lock "
-                    f"{task.lock_key!r}, so another task may have changed the document. Stop working on it."
+                    f"Can't complete task {task.id}: its claim no longer has {_named(task.locks)}, so "
+                    "another task may have changed the document. Stop working on it."
                 ),
             )
             for task, item in items
@@ -353,6 +360,11 @@ class Completions:
         await effects.write(connection)
         if self._gates is not None:
             await self._gates.begin(connection, [task.id for task, _ in items])
+
+
+def _named(locks: Collection[str]) -> str:
+    names = ", ".join(map(repr, locks))
+    return f"the document lock {names}" if len(locks) == 1 else f"all its document locks, {names}"
 
 
 def _failure(task: LockedTask, item: Completion, faults: Mapping[str, str]) -> Failure | None:

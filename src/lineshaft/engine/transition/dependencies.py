@@ -69,7 +69,7 @@ class TaskDependencies:
             if task.status == Status.READY:
                 effects.event(task, ["task.waiting"])
             await effects.write(connection)
-            await reorder_parked(connection, task)
+            await reorder_parked(connection, task, self._transitions.now)
             return Status.PENDING
 
         return await self._database.run(work)

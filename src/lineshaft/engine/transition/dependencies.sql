@@ -24,7 +24,8 @@ ON CONFLICT (task_id, depends_on) DO UPDATE SET satisfied = excluded.satisfied
 UPDATE lineshaft.task_live
 SET blocked = blocked + %(n)s::integer,
     status = CASE WHEN blocked + %(n)s::integer > 0 THEN 'PENDING' ELSE status END::lineshaft.task_status,
-    parked = CASE WHEN blocked + %(n)s::integer > 0 THEN NULL ELSE parked END
+    parked = CASE WHEN blocked + %(n)s::integer > 0 THEN NULL ELSE parked END,
+    parked_key = CASE WHEN blocked + %(n)s::integer > 0 THEN NULL ELSE parked_key END
 WHERE id = %(id)s::text AND status IN ('PENDING', 'READY')
 
 -- name: insert_dependencies

@@ -74,7 +74,7 @@ class Edit:
         effects.event(task, ["task.changed"], with_actor(changed))
         await effects.write(connection)
         if task.status == Status.READY:
-            await reorder_parked(connection, task)
+            await reorder_parked(connection, task, self._transitions.now)
             if lane_id is not None:
                 await wake_ready(connection, [task.id])
 
