@@ -56,6 +56,21 @@ async def test_a_parent_waits_and_gets_the_outputs(shaft: Lineshaft, style: str)
     assert {child.dag_id for child in spawned.items} == {task.dag_id}
 
 
+async def test_the_failure_of_a_child_may_be_ignored(shaft: Lineshaft) -> None:
+    """The dead letter stays, and its DAG completes."""
+    agent = worker()
+
+    @agent.task("parent")
+    async def parent(ctx: TaskContext) -> list[str]:
+        options = {"on_failure": "ignore", "max_attempts": 1}
+        return [child.status for child in await ctx.spawn("all", children([-1, 1], **options), wait=True)]
+
+    task = await one(shaft, agent, "parent")
+
+    assert task.result == ["DEAD_LETTERED", "COMPLETED"]
+    assert (await shaft.get_dag(task.dag_id)).status == "completed"
+
+
 async def test_fire_and_forget_happens_once(shaft: Lineshaft) -> None:
     agent = worker()
     seen: list[list[str]] = []

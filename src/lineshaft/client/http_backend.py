@@ -259,7 +259,7 @@ class HttpBackend:
         self, claim: w.ClaimRef, key: str, tasks: Sequence[NewTask], *, wait: bool, spent: w.Spent
     ) -> w.Spawned:
         new = w.NewSpawn(claim, tasks, key, wait, spent)
-        new_tasks.check_children(new.tasks)
+        new_tasks.check_children(new.tasks, claim.id)
         item = protocol.SpawnItem.of(new)
         (result,) = (await self._post("spawn", _spawned, protocol.Batch(items=[item]))).items
         return result.spawned()

@@ -41,8 +41,8 @@ def check_batch(tasks: Sequence[NewTask]) -> None:
     draft_each(tasks, _CHECKED_BY_SERVER)
 
 
-def check_children(tasks: Sequence[NewTask]) -> None:
-    draft_by_key(tasks, "", [], _CHECKED_BY_SERVER)
+def check_children(tasks: Sequence[NewTask], parent_id: str) -> None:
+    draft_by_key([replace(task, parent_id=parent_id) for task in tasks], "", [], _CHECKED_BY_SERVER)
 
 
 def check_dag(dag: NewDag) -> None:

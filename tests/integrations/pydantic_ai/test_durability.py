@@ -138,6 +138,8 @@ async def test_parallel_tools_keep_their_own_steps(shaft: Lineshaft, server: LLM
     assert task.status is Status.COMPLETED
     assert sorted(ran) == ["fail", "fail", "id1 x", "id2 x"]
     assert ran.index("id2 x") < ran.index("id1 x")
+    names = {"writer/model", "writer/work:id1", "writer/work:id2", "writer/fail:id3", "writer/model#2"}
+    assert set(await step_names(shaft, task.id)) == names
     assert len(server.requests) == 2
     returned = {
         message["tool_call_id"]: message["content"]
@@ -347,7 +349,8 @@ async def test_what_delegates_spend_counts(shaft: Lineshaft, server: LLMServer, 
 
     @writer.tool
     async def research(ctx: RunContext[None], what: str) -> str:
-        return (await helper.run(what, usage=ctx.usage)).output
+        async with helper:
+            return (await helper.run(what, usage=ctx.usage)).output
 
     task = await one(shaft, agent_for(writer), "write", retry=AT_ONCE)
 
@@ -426,7 +429,8 @@ async def test_outside_of_a_handler_it_changes_nothing(server: LLMServer) -> Non
     writer.tool_plain(look)
     server.plan(reply("", ("look", {})), reply("done"))
 
-    assert (await writer.run("Write.", toolsets=[FunctionToolset(id="more")])).output == "done"
+    async with writer:
+        assert (await writer.run("Write.", toolsets=[FunctionToolset(id="more")])).output == "done"
 
 
 async def test_a_handler_that_is_not_async(shaft: Lineshaft, server: LLMServer) -> None:
@@ -434,7 +438,7 @@ async def test_a_handler_that_is_not_async(shaft: Lineshaft, server: LLMServer) 
 
     @agent.task("write")
     def write(_ctx: SyncTaskContext) -> str:
-        return writer.run_sync("Write.").output
+        return asyncio.run(writer.run("Write.")).output
 
     task = await one(shaft, agent, "write", max_attempts=1)
 

@@ -3,7 +3,7 @@
 A handler may let these through: the category decides about another attempt, and a rate limit about when.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import ClassVar
 
@@ -25,13 +25,6 @@ class LLMError(LineshaftError):
         super().__init__(message)
         self.cost_usd = cost_usd
         self.retry_at = retry_at
-
-    @property
-    def retry_after_sec(self) -> float | None:
-        """Seconds from now until `retry_at`."""
-        if self.retry_at is None:
-            return None
-        return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())
 
 
 class LLMRateLimited(LLMError):  # noqa: N818 - not a fault

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -69,20 +70,25 @@ class PromptAgent:
         first, whose `deps` is the task's context. The model sees what a function raises, except the
         wishes of handlers (`Fail`, `Snooze`, …). `instructions` are added to those of Lineshaft.
         """
-        self._client = client or LLMClient.from_settings(Settings.load())
-        self._model, self._fallback_models = model, fallback_models
+        config = (client or LLMClient.from_settings(Settings.load())).config
+        if model is not None and model != config.model:
+            config = replace(config, model=model, fallback_models=())
+        if fallback_models is not None:
+            config = replace(config, fallback_models=tuple(fallback_models))
+        client = LLMClient(config)
+        client.model()  # raises if it can't be used here
         functions = [tool for tool in tools if not isinstance(tool, AbstractToolset)]
         toolsets = [tool for tool in tools if isinstance(tool, AbstractToolset)]
         if functions:
             toolsets.append(_Functions(functions, id="tools"))
         self._agent: Model[TaskContext, str] = Model(
-            self._client.model(model, fallback_models=fallback_models),
+            config.named(),
             name=_NAME,
             deps_type=TaskContext,
             instructions=f"{INSTRUCTIONS}\n\n{instructions}".strip(),
             toolsets=toolsets,
             retries={"output": _RETRIES},
-            capabilities=[LineshaftDurability(progress=True, client=self._client)],
+            capabilities=[LineshaftDurability(progress=True, client=client)],
         )
         self._agent.output_validator(_checked)
 
