@@ -9,11 +9,13 @@ import pytest
 
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
+from lineshaft.engine.live import velocity
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import AgentInfo, CostCorrection
 from lineshaft.types.work import ClaimedTask, Failure, HeldTask, NewCheckpoint, NewStep, Presence
 from tests.engine.guards.spending_helpers import AT_ONCE, key, late_heartbeat, report
+from tests.races.helpers import held, passes_or_waits, waiting
 from tests.world import World, cost, ref
 
 LIMIT = Decimal(5)
@@ -290,6 +292,28 @@ async def test_no_task_follows_a_completion_that_stops_everything(world: World) 
     assert world.rows("SELECT id FROM lineshaft.tasks WHERE status IN ('CLAIMED', 'RUNNING')") == []
     _, repeated = await world.engine.work.complete_and_claim(world.completion(task, spent="6"))
     assert repeated.tasks == []
+
+
+async def test_who_looks_while_another_process_stops_everything_is_told(
+    world: World, dsn: str, clock: MovableClock
+) -> None:
+    """That process has seen all that was spent, so there is nothing new to see; but nothing is paused yet."""
+    _, (task,) = await working(world, 1)
+    await world.complete(task, spent="0.001")
+    world.connection.execute("UPDATE lineshaft.spend SET spent_usd = 6")
+
+    async def look(engine: Engine) -> bool:
+        return await engine.database.run_alone(
+            lambda connection: velocity.look_if_due(connection, engine.database.now)
+        )
+
+    async with Engine(dsn, clock=clock) as another:
+        with held(dsn, "LOCK TABLE lineshaft.pause IN SHARE MODE"):
+            stops = asyncio.create_task(look(another))
+            await waiting(world.connection, 1)
+            looks = asyncio.create_task(look(world.engine))
+            await passes_or_waits(world.connection, looks, 2)
+        assert await asyncio.gather(stops, looks) == [True, True]
 
 
 async def test_agents_that_complete_and_claim_at_once(world: World, dsn: str, clock: MovableClock) -> None:

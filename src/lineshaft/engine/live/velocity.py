@@ -53,14 +53,16 @@ async def look_if_due(connection: Connection, now: Now) -> bool:
 
 async def look(connection: Connection, now: Now) -> bool:
     """Stop everything if too much was spent within the window; returns whether it stopped now."""
-    window = await fetch_row(connection, _Window, _SQL["look"], now)
-    if window is None or window.spent_usd <= window.velocity_usd:
-        return False
-    reason = (
-        f"{_usd(window.spent_usd)} were spent within {_minutes(window.velocity_window_sec)}, more than "
-        f"{_usd(window.velocity_usd)}: everything is paused until it is resumed"
-    )
-    return bool(await fetch_value(connection, _SQL["stop"], {**now, "reason": reason}))
+    # The sample and the stop are seen together: a process that sees only the sample has no reason to look.
+    async with connection.transaction():
+        window = await fetch_row(connection, _Window, _SQL["look"], now)
+        if window is None or window.spent_usd <= window.velocity_usd:
+            return False
+        reason = (
+            f"{_usd(window.spent_usd)} were spent within {_minutes(window.velocity_window_sec)}, more than "
+            f"{_usd(window.velocity_usd)}: everything is paused until it is resumed"
+        )
+        return bool(await fetch_value(connection, _SQL["stop"], {**now, "reason": reason}))
 
 
 async def forget_old_samples(connection: Connection, now: Now) -> None:
