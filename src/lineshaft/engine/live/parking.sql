@@ -2,19 +2,19 @@
 -- The best waiter of each lane can be claimed again, and the readers behind it. Under a snapshot that is newer than the release, so that a
 -- task which was parked while the release waited isn't missed. While readers have the lock, others may join them unless a writer waits.
 WITH RECURSIVE waiting AS MATERIALIZED (
-    SELECT free.key, first.lane_id, first.id
+    SELECT free.key, first.lane_id, first.id, first.reads
     FROM unnest(%(keys)s::text[]) AS free (key)
     CROSS JOIN LATERAL (
-        SELECT lane_id, id FROM lineshaft.task_live
+        SELECT lane_id, id, admission -> 'locks' ->> lock_key = 'true' AS reads FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key = free.key AND parked = 'lock'
         ORDER BY lane_id, rank, submission_no
         LIMIT 1
     ) AS first
     UNION ALL
-    SELECT waiting.key, next.lane_id, next.id
+    SELECT waiting.key, next.lane_id, next.id, next.reads
     FROM waiting
     CROSS JOIN LATERAL (
-        SELECT lane_id, id FROM lineshaft.task_live
+        SELECT lane_id, id, admission -> 'locks' ->> lock_key = 'true' AS reads FROM lineshaft.task_live
         WHERE status = 'READY' AND lock_key = waiting.key AND lane_id > waiting.lane_id AND parked = 'lock'
         ORDER BY lane_id, rank, submission_no
         LIMIT 1
@@ -24,7 +24,6 @@ WITH RECURSIVE waiting AS MATERIALIZED (
 readers AS (
     SELECT reader.id
     FROM waiting
-    JOIN lineshaft.task_live AS head ON head.id = waiting.id AND head.admission -> 'locks' ->> head.lock_key = 'true'
     CROSS JOIN LATERAL (
         SELECT id, bool_or(is_writer) OVER (ORDER BY rank, submission_no) AS is_behind
         FROM (
@@ -35,7 +34,7 @@ readers AS (
             LIMIT 100
         ) AS first
     ) AS reader
-    WHERE NOT reader.is_behind
+    WHERE waiting.reads AND NOT reader.is_behind
 ),
 -- Sorted: of two that unpark the same tasks, one waits for the other.
 locked AS MATERIALIZED (

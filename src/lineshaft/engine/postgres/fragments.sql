@@ -96,14 +96,16 @@ END
 
 -- fragment: lock_closed
 -- Whether those that wait for the lock of `wanted` must go on waiting: it is held, and by readers only if a writer is among those that wait.
-EXISTS (
-    SELECT FROM lineshaft.lock
-    WHERE lock.key = wanted.lock_key AND (NOT lock.holder_task_id LIKE 'shared:%%' OR EXISTS (
-        SELECT FROM lineshaft.task_live AS writer
+-- (Not EXISTS: the planner might read whole tables for that.)
+coalesce((
+    SELECT NOT lock.holder_task_id LIKE 'shared:%%' OR coalesce((
+        SELECT true FROM lineshaft.task_live AS writer
         WHERE writer.lock_key = lock.key
           AND writer.parked = 'lock' AND (writer.admission -> 'locks' ->> writer.lock_key) IS DISTINCT FROM 'true'
-    ))
-)
+        LIMIT 1
+    ), false)
+    FROM lineshaft.lock WHERE lock.key = wanted.lock_key
+), false)
 
 -- fragment: slowdown_until
 -- The end of the longest slowdown of an instance, of which there are the columns `agent_id`, `models_available` and `accounts`; `clock` has now.
