@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from lineshaft.model.budget import shown
@@ -46,6 +47,13 @@ def admission(
         (lock_key,), locks = locks, {}
     needs = Admission(keys=keys, fair=fair_key, locks=locks)
     return lock_key, None if needs == Admission() else encoded_json("admission", needs)
+
+
+def fair_key_of(needs: bytes | None) -> str | None:
+    """The `fair_key` in a column `admission`."""
+    if needs is None or b'"fair"' not in needs:
+        return None
+    return msgspec.json.decode(needs, type=Admission).fair
 
 
 def _quota_keys(values: Any, faults: Faults) -> tuple[str, ...]:

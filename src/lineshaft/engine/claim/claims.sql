@@ -23,7 +23,12 @@ WITH RECURSIVE clock AS MATERIALIZED (
 me AS MATERIALIZED (
     SELECT
         capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
-        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
+        -- Nothing until the caller knows that there are tasks with a fair_key, and makes turns first (make_turns_1).
+        CASE
+            WHEN %(turns)s::boolean IS TRUE OR %(task_id)s::text IS NOT NULL OR (SELECT quota_kinds & 64 = 0 FROM lineshaft.limits)
+            THEN greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0)
+            ELSE 0
+        END AS room
     FROM lineshaft.instance
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
     FOR NO KEY UPDATE
@@ -385,7 +390,7 @@ rivals AS MATERIALIZED (
     ) AS contended
     CROSS JOIN LATERAL (
         SELECT id FROM lineshaft.task_live
-        WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
+        WHERE status = 'READY' AND lock_key = contended.lock_key AND (parked IS NULL OR parked = 'fair')
           AND id <> ALL (contended.ids)
           -- The next child of the batch that has the lock doesn't wait.
           AND NOT EXISTS (
@@ -395,7 +400,7 @@ rivals AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ) AS rival
 ),
-rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id),
+rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock', parked_key = NULL FROM rivals WHERE live.id = rivals.id),
 claimed AS MATERIALIZED (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved),
 counted AS (
     UPDATE lineshaft.instance
@@ -445,6 +450,8 @@ SELECT
     coalesce((SELECT room > 0 FROM me), false) AS has_room,
     -- The agent has a budget, of which a task without max_cost_usd reserves nothing.
     (SELECT of_agent AND default_max_cost_usd IS NULL FROM funds) AS is_uncapped,
+    -- There are tasks with a fair_key.
+    (SELECT quota_kinds & 64 <> 0 FROM funds) AS has_fair,
     -- Whether there may be a task that another agent can claim, but not this one: it has no slot, no money, or no model that can be used now.
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
@@ -652,3 +659,16 @@ WHERE coalesce(live.agent_id, ended.agent_id, attempt.agent_id) IS NOT NULL
 -- Those of these tasks that have cost as much as all their attempts together may.
 SELECT task.id FROM lineshaft.task JOIN unnest(%(ids)s::text[], %(costs)s::numeric[]) AS paid (id, cost) ON paid.id = task.id
 WHERE task.max_total_cost_usd <= paid.cost
+
+-- name: lock_turns
+-- One claim at a time makes turns, until it commits.
+SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.turns', 0))
+
+-- name: make_turns
+SELECT ids, lanes, keys, names, is_cut FROM lineshaft.make_turns_1(
+    %(agent_id)s::text, %(incarnation)s::integer, %(limit)s::integer, %(types)s::text[], %(probing)s::text[], %(idle_lanes)s::integer[],
+    %(ahead)s::integer, coalesce(%(now)s::timestamptz, clock_timestamp())
+)
+
+-- name: finish_turns
+SELECT lineshaft.finish_turns_1(%(ids)s::text[], %(lanes)s::integer[], %(keys)s::text[]) AS lanes

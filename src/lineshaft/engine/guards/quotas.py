@@ -134,6 +134,8 @@ class Quotas:
         async def work(connection: Connection) -> int:
             if not await fetch_column(connection, _SQL["try_keep"], {}):
                 return 0
+            await connection.execute(_SQL["fair_tasks_ended"])
+            await connection.execute(_SQL["repair_turns"])
             await self._give_slots(None, connection)
             dead = await fetch_column(connection, _SQL["dead_slots"], {"limit": _MOST_DEAD})
             if dead:

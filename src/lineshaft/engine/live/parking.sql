@@ -22,7 +22,7 @@ WITH RECURSIVE waiting AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    SET parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, generation = (SELECT last_value FROM lineshaft.generation_no)
     WHERE live.id = ANY (ARRAY(SELECT id FROM waiting)) AND live.parked = 'lock'
       AND (SELECT true FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NULL
     RETURNING live.lane_id
@@ -57,7 +57,7 @@ WITH fitting AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = NULL, budget_reported = false, generation = (SELECT last_value FROM lineshaft.generation_no)
+    SET parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, budget_reported = false, generation = (SELECT last_value FROM lineshaft.generation_no)
     WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
       -- Written so that no index matches: the row must be found by its id.
       AND live.parked || '' = 'dag_budget'

@@ -924,9 +924,11 @@ CREATE INDEX task_live_budget_unreported ON lineshaft.task_live USING btree (id)
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));
+CREATE INDEX task_live_fair ON lineshaft.task_live USING btree (lineshaft.fair_state_1(status, parked, lease_until), ((admission ->> 'fair'::text)) COLLATE "C", lane_id, rank, submission_no) WHERE ((admission ->> 'fair'::text) IS NOT NULL);
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
 CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key, lane_id, rank, submission_no) WHERE (parked_key IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
+CREATE INDEX task_live_turn ON lineshaft.task_live USING btree (lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked = 'fair'::text) AND (parked_key IS NULL));
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 CREATE UNIQUE INDEX task_type_revision ON lineshaft.task_type USING btree (revision);
 CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree (agent_id);
@@ -982,9 +984,16 @@ FUNCTION lineshaft.complete_and_claim_3(text,integer,jsonb,jsonb,jsonb,text,nume
 FUNCTION lineshaft.corrected_1(text)
 FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
+FUNCTION lineshaft.fair_held_1(text)
+FUNCTION lineshaft.fair_state_1(lineshaft.task_status,text,timestamp with time zone)
+FUNCTION lineshaft.fair_tasks_ended_1()
+FUNCTION lineshaft.fair_tasks_exist_1()
+FUNCTION lineshaft.fair_weight_1(text)
+FUNCTION lineshaft.finish_turns_1(text[],integer[],text[])
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
 FUNCTION lineshaft.gates_claims_1(integer,text)
 FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
+FUNCTION lineshaft.has_turns_1(lineshaft.lane,text[],text[],text[],text[],text[],text[],text[])
 FUNCTION lineshaft.is_barred_1(text,text[])
 FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
@@ -994,8 +1003,10 @@ FUNCTION lineshaft.lane_has_quota_1(integer,text[],text,text)
 FUNCTION lineshaft.lane_keys_1(text,text,text,text)
 FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
 FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.make_turns_1(text,integer,integer,text[],text[],integer[],integer,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.park_turns_1(integer,text[],double precision[],integer[],text[],timestamp with time zone)
 FUNCTION lineshaft.parking_keys_1(jsonb,text[])
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
 FUNCTION lineshaft.quota_kind_1(text)
@@ -1011,6 +1022,7 @@ FUNCTION lineshaft.rate_free_at_1(text,text,numeric,double precision,numeric,tim
 FUNCTION lineshaft.rate_used_1(text,text,double precision,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.repair_turns_1()
 FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
@@ -1019,6 +1031,7 @@ FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
 FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
 FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
+FUNCTION lineshaft.tier_1(double precision)
 FUNCTION lineshaft.wake_lanes_1(integer[])
 FUNCTION lineshaft.within_limit_1(numeric,numeric)
 POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)

@@ -18,7 +18,8 @@ SET status = input.status::lineshaft.task_status,
     last_category = coalesce(input.category, live.last_category),
     attempt_cost_usd = 0, attempt_tokens_input = 0, attempt_tokens_output = 0, reserved_usd = 0, agent_reserved = false, day_reserved = false, agent_id = NULL, incarnation = NULL, model = NULL,
     version = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
-    claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL, parked_key = NULL, has_slots = false,
+    claimed_at = NULL, heartbeat_at = NULL, progress = NULL, has_slots = false,
+    parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, parked_key = NULL,
     lock_token = NULL
 FROM unnest(
         %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
