@@ -1,12 +1,12 @@
 -- Fair shares: tasks with a fair_key wait for the turn of their key. Processes of the previous version claim none of them: they are parked.
 
--- 0: held; 1: waits for its turn; 2: anything else.
+-- 0: held; 1: waits for its turn; 2: can be claimed without a turn, because its lock, its quota or money has become free; 3: anything else.
 CREATE FUNCTION lineshaft.fair_state_1(p_status lineshaft.task_status, p_parked text, p_lease_until timestamptz) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN p_lease_until IS NOT NULL THEN 0 WHEN p_status = 'READY' AND p_parked = 'fair' THEN 1 ELSE 2 END;
+RETURN CASE WHEN p_lease_until IS NOT NULL THEN 0 WHEN p_status <> 'READY' THEN 3 WHEN p_parked = 'fair' THEN 1 WHEN p_parked IS NULL THEN 2 ELSE 3 END;
 COMMENT ON FUNCTION lineshaft.fair_state_1(lineshaft.task_status, text, timestamptz) IS 'Whether a task with a fair_key is held, or waits for its turn.';
 
--- All tasks with a fair_key: those that are held, by key, and those that wait for a turn, by key, lane and rank.
+-- All tasks with a fair_key; those that are held, by key, and those that wait for a turn, by key, lane and rank.
 CREATE INDEX task_live_fair ON lineshaft.task_live (
     lineshaft.fair_state_1(status, parked, lease_until), ((admission ->> 'fair') COLLATE "C"), lane_id, rank, submission_no
 ) WHERE (admission ->> 'fair') IS NOT NULL;
@@ -115,6 +115,13 @@ BEGIN
     );
     types := barred || ARRAY(SELECT pause.type FROM lineshaft.pause);
 
+    -- What has become free waits for its turn like all others.
+    UPDATE lineshaft.task_live AS live SET parked = 'fair'
+    WHERE live.id = ANY (ARRAY(
+        SELECT free.id FROM lineshaft.task_live AS free
+        WHERE lineshaft.fair_state_1(free.status, free.parked, free.lease_until) = 2 AND (free.admission ->> 'fair') IS NOT NULL
+        FOR NO KEY UPDATE SKIP LOCKED
+    ));
     WITH RECURSIVE waiting AS (
         (SELECT live.lane_id AS id FROM lineshaft.task_live AS live
          WHERE live.status = 'READY' AND live.parked = 'fair' AND live.parked_key IS NULL ORDER BY live.lane_id LIMIT 1)
