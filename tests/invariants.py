@@ -46,6 +46,58 @@ RULES: dict[str, LiteralString] = {
             AND (attempt.limit_usd < 2 * lane.cost_from_usd OR attempt.limit_usd = 0)
            ))
     """,
+    "a held task has a slot of each quota of its keys": """
+        SELECT held.id, limiting.quota, limiting.key FROM lineshaft.task_live AS held
+        JOIN lineshaft.lane ON lane.id = held.lane_id
+        JOIN lineshaft.task ON task.id = held.id
+        CROSS JOIN LATERAL lineshaft.quotas_of_1(
+            lineshaft.lane_keys_1(lane.type, held.model, held.account, held.agent_id)
+            || lineshaft.parking_keys_1(held.admission, task.tags)
+        ) AS limiting
+        LEFT JOIN lineshaft.slot ON slot.quota = limiting.quota AND slot.key = limiting.key
+            AND slot.task_id = held.id AND slot.epoch = held.epoch
+        WHERE held.lease_until IS NOT NULL AND limiting.max_running IS NOT NULL
+          AND (slot.task_id IS NULL OR NOT held.has_slots)
+    """,
+    "a slot that counts is one of a quota of its task": """
+        SELECT held.id, slot.quota, slot.key FROM lineshaft.slot
+        JOIN lineshaft.task_live AS held ON held.id = slot.task_id AND held.epoch = slot.epoch
+        JOIN lineshaft.lane ON lane.id = held.lane_id
+        JOIN lineshaft.task ON task.id = held.id
+        WHERE held.lease_until IS NOT NULL AND NOT EXISTS (
+            SELECT FROM lineshaft.quotas_of_1(
+                lineshaft.lane_keys_1(lane.type, held.model, held.account, held.agent_id)
+                || lineshaft.parking_keys_1(held.admission, task.tags)
+            ) AS limiting
+            WHERE limiting.quota = slot.quota AND limiting.key = slot.key
+        )
+    """,
+    # A rate may have room again: the duty's next tick.
+    "a task is parked for a quota only while that has no room, or another of its lane is next": """
+        SELECT live.id, live.parked_key FROM lineshaft.task_live AS live
+        CROSS JOIN LATERAL (
+            SELECT split_part(live.parked_key, chr(31), 1) AS quota,
+                substr(live.parked_key, strpos(live.parked_key, chr(31)) + 1) AS key
+        ) AS waits
+        LEFT JOIN lineshaft.quota ON quota.name = waits.quota
+        WHERE live.parked = 'quota' AND quota.rate_unit IS NULL
+          AND coalesce(quota.max_running > lineshaft.slots_held_1(waits.quota, waits.key, NULL), true)
+          AND NOT EXISTS (
+            SELECT FROM lineshaft.task_live AS next JOIN lineshaft.task ON task.id = next.id
+            CROSS JOIN LATERAL lineshaft.quotas_of_1(
+                lineshaft.parking_keys_1(next.admission, task.tags)
+            ) AS limiting
+            WHERE next.status = 'READY' AND next.parked IS NULL AND next.lane_id = live.lane_id
+              AND limiting.quota = waits.quota AND limiting.key = waits.key
+          )
+    """,
+    "what tasks wait for is looked at again": """
+        SELECT live.id, live.parked_key FROM lineshaft.task_live AS live
+        WHERE live.parked = 'quota' AND NOT EXISTS (
+            SELECT FROM lineshaft.quota_wake
+            WHERE lineshaft.quota_name_1(quota_wake.quota, quota_wake.key) = live.parked_key
+        )
+    """,
     "blocked counts the open edges": """
         SELECT live.id, live.blocked FROM lineshaft.task_live AS live
         WHERE live.blocked <> (

@@ -166,6 +166,13 @@ class RateLimitedError(LineshaftError):
     retryable = True
 
 
+class QuotaFullError(LineshaftError):
+    """So many tasks of a key wait that a quota admits no more."""
+
+    code = "quota_full"
+    retryable = True
+
+
 class SettingsError(LineshaftError):
     """The configuration is not valid."""
 

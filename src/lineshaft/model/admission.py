@@ -1,7 +1,7 @@
 """What a task needs besides an agent: slots of quotas, its turn among others with its key, several locks."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -97,3 +97,18 @@ def _locks(values: Any, lock_key: str | None, faults: Faults) -> dict[str, bool]
             return {}
         locks[lock.key] = lock.shared
     return dict(sorted(locks.items()))
+
+
+class HasQuotaKeys(Protocol):
+    @property
+    def type(self) -> str: ...
+    @property
+    def tags(self) -> Sequence[str]: ...
+    @property
+    def admission(self) -> bytes | None: ...
+
+
+def quota_keys(row: HasQuotaKeys) -> list[str]:
+    """The keys that a task has before it is claimed."""
+    own = () if row.admission is None else msgspec.json.decode(row.admission, type=Admission).keys
+    return [f"type:{row.type}", *(f"tag:{tag}" for tag in row.tags), *own]

@@ -122,6 +122,8 @@ class KnownTypes(NamedTuple):
     by_name: Mapping[str, KnownType] = MappingProxyType({})
     #: The highest of all types.
     revision: int = 0
+    #: Quotas bound waiting tasks: submissions look at these bounds first.
+    checks_waiting: bool = False
 
 
 class Gate(Struct, frozen=True, forbid_unknown_fields=True):

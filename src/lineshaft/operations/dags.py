@@ -39,7 +39,14 @@ class CreatedDag(Struct, frozen=True):
     created=lambda submitted: submitted.duplicate is UNSET,
     # With a key it is created once, however often it is sent.
     repeatable=lambda request: (request.idempotency_key or request.dag.idempotency_key) is not None,
-    codes=("cycle_detected", "dependency_not_found", "already_exists", "not_found", "rate_limited"),
+    codes=(
+        "cycle_detected",
+        "dependency_not_found",
+        "already_exists",
+        "not_found",
+        "rate_limited",
+        "quota_full",
+    ),
     example=examples.DAG,
     check_body=new_tasks.check_dag_count,
     simplify=documents.dag,

@@ -23,7 +23,7 @@ from lineshaft.types.waits import NewSignal, SentSignal
 
 #: How many ids one call may ask for.
 MAX_IDS = 10_000
-_SUBMIT_CODES = ("dependency_not_found", "already_exists", "not_found", "rate_limited")
+_SUBMIT_CODES = ("dependency_not_found", "already_exists", "not_found", "rate_limited", "quota_full")
 
 
 class SubmitTask(Request, frozen=True, kw_only=True):

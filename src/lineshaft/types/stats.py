@@ -3,7 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from lineshaft.model.open_enum import OpenEnum
 from lineshaft.model.priority import Tier
@@ -116,6 +116,7 @@ class ReasonCode(OpenEnum):
     SLOWDOWN = "slowdown"
     AGENTS_FULL = "agents_full"
     PAUSED = "paused"
+    QUOTA = "quota"
     DEADLINE_MISSED = "deadline_missed"
     #: It is held by an agent.
     CLAIMED = "claimed"
@@ -129,6 +130,16 @@ class ReasonCode(OpenEnum):
 class Reason(Struct, frozen=True):
     code: ReasonCode
     detail: str
+    # Of the code `quota`.
+    quota: str | UnsetType = UNSET
+    #: What it counts for: the key, or the pattern whose keys share one limit.
+    key: str | UnsetType = UNSET
+    limit: float | UnsetType = UNSET
+    used: float | UnsetType = UNSET
+    #: Tasks that hold it, up to 100.
+    holders: list[str] | UnsetType = UNSET
+    #: When its rate has room again; without it, as soon as one of the holders ends.
+    free_at: datetime | UnsetType = UNSET
 
 
 class Why(Struct, frozen=True):

@@ -17,6 +17,7 @@ from lineshaft.engine.postgres import catalog
 from lineshaft.errors import InvalidTransitionError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
+from lineshaft.operations.quotas import NewRate, SetQuota
 from lineshaft.types import AgentInfo, ReasonCode
 from lineshaft.types.work import ClaimRef, Completion, HeldTask, Presence
 from tests.factory import Factory
@@ -311,6 +312,16 @@ class Chaos:
                 "daily_budget_usd": self.rng.choice([None, None, None, *COSTS]),
             }
         )
+        for match in ("type:code", "model:gpt", "agent:agent0", "tag:slow", "customer:*"):
+            if self.maybe(0.15):
+                await self.engine.quotas.set(
+                    SetQuota(
+                        name=match.strip(":*").replace(":", "-"),
+                        match=match,
+                        max_running=self.rng.choice([None, 0, 1, 2]),
+                        rate=self.rng.choice([None, NewRate(amount=1, unit="tasks", per_sec=60)]),
+                    )
+                )
         # Few agents with few differences: each obstacle must be the only one now and then.
         for n in range(self.rng.choice([1, 1, 2, 3])):
             agent = await Actions(self.engine).agent(
@@ -346,6 +357,8 @@ class Chaos:
                 "max_cost_usd": self.rng.choice([None, None, *COSTS]),
                 "max_total_cost_usd": self.rng.choice([None, None, None, *COSTS]),
                 "lock_key": self.rng.choice([None, None, "doc:1", "doc:2"]),
+                "tags": ["slow"] if self.maybe(0.2) else [],
+                "quota_keys": [f"customer:{self.rng.randrange(2)}"] if self.maybe(0.3) else [],
             }
             type_ = self.rng.choice(["code", "review"])
             kind = self.rng.randrange(3)
@@ -402,8 +415,8 @@ def would_be_claimed(
     """Whether a claim of this agent gets the task in its turn: there are no other claimable tasks."""
     with connection.transaction(force_rollback=True):
         connection.execute(
-            "UPDATE lineshaft.task_live SET status = 'PENDING', parked = NULL, due_at = now()"
-            " WHERE status = 'READY' AND id <> %s",
+            "UPDATE lineshaft.task_live SET status = 'PENDING', parked = NULL, parked_key = NULL,"
+            " due_at = now() WHERE status = 'READY' AND id <> %s",
             [task_id],
         )
         rows = connection.execute(
@@ -439,9 +452,12 @@ async def test_runnable_means_that_some_claim_would_get_it(
         connection.execute(
             "TRUNCATE lineshaft.task, lineshaft.task_live, lineshaft.task_end, lineshaft.edge, lineshaft.dag,"
             " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.breaker, lineshaft.slowdown,"
-            " lineshaft.pause, lineshaft.spend"
+            " lineshaft.pause, lineshaft.spend, lineshaft.quota, lineshaft.slot, lineshaft.quota_use,"
+            " lineshaft.quota_wake"
         )
-        connection.execute("UPDATE lineshaft.limits SET reserved_usd = 0")
+        connection.execute(
+            "UPDATE lineshaft.limits SET reserved_usd = 0, quota_kinds = 0, quota_lanes = '{}'"
+        )
         chaos = Chaos(engine, factory, clock, seed)
         await chaos.make()
         ready = connection.execute("SELECT id FROM lineshaft.task_live WHERE status = 'READY'").fetchall()

@@ -4,7 +4,8 @@ Several processes of two agents submit, claim, finish, fail, release, spawn, can
 sleep and wait for signals, which come before, meanwhile or never; processes fall silent, are superseded,
 restarted, or reported as dead by a sibling. After every step the database must say what the model says, and
 all counters and locks must add up. The guards are on: the circuit breaker of the one type there is must be
-where `model/breaker.py` says, and a slow-down holds everybody back. Gates on outputs are in
+where `model/breaker.py` says, a slow-down holds everybody back, and quotas of keys, of the type and of an
+agent are set, changed and deleted meanwhile. Gates on outputs are in
 `gated_machine.py`.
 """
 
@@ -29,6 +30,7 @@ from hypothesis.stateful import (
 
 from lineshaft.checks.registry import Checks
 from lineshaft.clock import MovableClock
+from lineshaft.duties.quota_keeper import QuotaKeeper
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.errors import DependentsRunningError, SupersededError
@@ -36,6 +38,7 @@ from lineshaft.model import breaker
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
+from lineshaft.operations.quotas import SetQuota
 from lineshaft.types import NewAgent
 from lineshaft.types.waits import NewSignal, NewSuspension
 from lineshaft.types.work import ClaimedTask, ClaimRef, Completion, Failure
@@ -47,6 +50,7 @@ MAX_ATTEMPTS = 2
 MAX_WAITS = 10
 #: Longer than any history.
 A_LONG_TIME = 10_000_000.0
+A_LOT = 1_000_000
 CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
 #: Much more than is ever spent, but claims have to look.
 RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
@@ -95,6 +99,8 @@ class Task:
     children: set[str] = field(default_factory=set)
     parent: str | None = None
     lock: str | None = None
+    #: Its only quota key.
+    key: str | None = None
     attempts: int = 0
     waits: int = 0
     epoch: int = 0
@@ -147,6 +153,8 @@ class Lifecycle(RuleBasedStateMachine):
         self.runner.run(self.engine.__aenter__())
         self.look = psycopg.connect(self.dsn, autocommit=True)
         self.names = count(1)
+        #: Limits by what they match, and whether all keys share one.
+        self.quotas: dict[tuple[str, bool], int] = {}
         #: Those that live, and those that were superseded or taken for dead.
         self.processes = [self.registered(agent, f"p{next(self.names)}") for agent in AGENTS]
         self.former: list[Process] = []
@@ -168,15 +176,23 @@ class Lifecycle(RuleBasedStateMachine):
     def have(self, *statuses: str) -> bool:
         return any(task.status in statuses for task in self.tasks.values())
 
-    def new_task(self, upstream: set[str], lock: str | None = None, gates: tuple[str, ...] = ()) -> NewTask:
+    def new_task(
+        self,
+        upstream: set[str],
+        lock: str | None = None,
+        gates: tuple[str, ...] = (),
+        key: str | None = None,
+    ) -> NewTask:
         listed = tuple(Gate(method, "^good$" if method == "regex" else None) for method in gates)
         return NewTask(
             "t",
             depends_on=sorted(upstream),
             lock_key=lock,
+            quota_keys=() if key is None else (key,),
             output=OutputContract(validation=listed) if listed else None,
             max_attempts=MAX_ATTEMPTS,
-            retry=RetrySpec(strategy="immediate"),
+            # Before the next promotion: a claim that comes short would promote what is due.
+            retry=RetrySpec(strategy="fixed", initial_delay_sec=0.5),
         )
 
     def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:
@@ -192,13 +208,16 @@ class Lifecycle(RuleBasedStateMachine):
                 task.needs.discard(name)
             task.settle()
 
-    @rule(data=st.data(), lock=st.sampled_from([None, None, "doc"]))
-    def submit(self, data: st.DataObject, lock: str | None) -> None:
+    @rule(data=st.data(), needs=st.sampled_from([None, None, "doc", "k:a", "k:a", "k:b"]))
+    def submit(self, data: st.DataObject, needs: str | None) -> None:
+        lock = needs if needs == "doc" else None
+        key = None if needs == "doc" else needs
         possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
         upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
         gates = data.draw(self.gates)
-        (found,) = self.runner.run(self.engine.submission.submit([self.new_task(upstream, lock, gates)]))
+        (found,) = self.runner.run(self.engine.submission.submit([self.new_task(upstream, lock, gates, key)]))
         self.add(found.id, upstream, lock=lock)
+        self.tasks[found.id].key = key
         self.tasks[found.id].gates = gates
 
     @rule(n=st.sampled_from(range(len(AGENTS))), limit=st.integers(1, 3))
@@ -213,7 +232,9 @@ class Lifecycle(RuleBasedStateMachine):
         held = sum(task.agent == agent for task in self.tasks.values())
         locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
         ready = [t for t in self.tasks.values() if t.status == "READY"]
-        free = len([t for t in ready if t.lock is None]) + len({t.lock for t in ready if t.lock} - locked)
+        free = len({t.lock for t in ready if t.lock} - locked)
+        free += len([t for t in ready if t.lock is None and t.key is None])
+        free = self.with_quotas(agent, free, [t.key for t in ready if t.key is not None])
         verdict = breaker.admission(self.breaker, CONFIG, self.clock.now())
         if self.clock.now() < self.slowed_until or verdict is Admission.BLOCK:
             free = 0
@@ -232,6 +253,44 @@ class Lifecycle(RuleBasedStateMachine):
                 locked.add(task.lock)
             task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
             assert found.epoch == task.epoch
+
+    def with_quotas(self, agent: Process, without_key: int, keys: Sequence[str]) -> int:
+        """How many of the READY tasks the quotas admit; `keys` are those of tasks that have one."""
+        held = [task for task in self.tasks.values() if task.agent is not None]
+
+        def room(match: str, n: int, *, shares: bool = False) -> int:
+            most = self.quotas.get((match, shares))
+            return A_LOT if most is None else max(most - n, 0)
+
+        by_key = sum(min(keys.count(key), room("k:*", sum(t.key == key for t in held))) for key in {*keys})
+        with_key = min(by_key, room("k:*", sum(t.key is not None for t in held), shares=True))
+        of_agent = sum(t.agent.agent == "a1" for t in held if t.agent is not None)
+        return min(
+            without_key + with_key,
+            room("type:t", len(held)),
+            room("agent:a1", of_agent) if agent.agent == "a1" else A_LOT,
+        )
+
+    @rule(
+        match=st.sampled_from(["k:*", "k:*", "type:t", "agent:a1"]),
+        shares=st.booleans(),
+        most=st.sampled_from([None, 0, 1, 1, 2, 3]),
+    )
+    def set_a_quota(self, match: str, shares: bool, most: int | None) -> None:
+        """`most`: None deletes it."""
+        shares = shares and match == "k:*"
+        name = f"{match[0]}-{shares}"
+        if most is None:
+            if self.quotas.pop((match, shares), None) is not None:
+                self.runner.run(self.engine.quotas.delete(name))
+            return
+        quota = SetQuota(name=name, match=match, each=not shares, max_running=most)
+        self.runner.run(self.engine.quotas.set(quota))
+        self.quotas[match, shares] = most
+
+    @rule()
+    def the_keeper_looks(self) -> None:
+        self.runner.run(QuotaKeeper(self.engine.quotas).run_once())
 
     def let_go(self, name: str, status: str) -> Task:
         task = self.tasks[name]

@@ -26,6 +26,7 @@ WORDS: Mapping[ReasonCode | None, str] = {
     ReasonCode.WAITING_SIGNAL: "waits for a signal",
     ReasonCode.NO_CAPABLE_AGENT: "no agent can do it",
     ReasonCode.NO_AFFORDABLE_AGENT: "no agent can pay for it",
+    ReasonCode.QUOTA: "a quota has no room",
     ReasonCode.DAG_BUDGET: "its DAG has no money left",
     ReasonCode.DAILY_BUDGET: "the daily budget is used up",
     ReasonCode.BREAKER_OPEN: "its breaker is open",

@@ -927,6 +927,7 @@ CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((s
 CREATE INDEX task_live_fair ON lineshaft.task_live USING btree (lineshaft.fair_state_1(status, parked, lease_until), ((admission ->> 'fair'::text)) COLLATE "C", lane_id, rank, submission_no) WHERE ((admission ->> 'fair'::text) IS NOT NULL);
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
 CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key, lane_id, rank, submission_no) WHERE (parked_key IS NOT NULL);
+CREATE INDEX task_live_quota_keys ON lineshaft.task_live USING gin (((admission -> 'keys'::text))) WHERE (admission IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_turn ON lineshaft.task_live USING btree (lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked = 'fair'::text) AND (parked_key IS NULL));
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
@@ -991,6 +992,8 @@ FUNCTION lineshaft.fair_tasks_exist_1()
 FUNCTION lineshaft.fair_weight_1(text)
 FUNCTION lineshaft.finish_turns_1(text[],integer[],text[])
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
+FUNCTION lineshaft.full_queues_1(text[],bigint[])
+FUNCTION lineshaft.full_quotas_1(text[],timestamp with time zone)
 FUNCTION lineshaft.gates_claims_1(integer,text)
 FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
 FUNCTION lineshaft.has_turns_1(lineshaft.lane,text[],text[],text[],text[],text[],text[],text[])
@@ -1021,6 +1024,7 @@ FUNCTION lineshaft.rank(smallint,smallint,double precision,timestamp with time z
 FUNCTION lineshaft.rate_free_at_1(text,text,numeric,double precision,numeric,timestamp with time zone)
 FUNCTION lineshaft.rate_used_1(text,text,double precision,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
+FUNCTION lineshaft.refuse_unchecked_1()
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.repair_turns_1()
 FUNCTION lineshaft.report_lanes_1(integer[])
@@ -1032,6 +1036,7 @@ FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
 FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
 FUNCTION lineshaft.tier_1(double precision)
+FUNCTION lineshaft.waiting_1(text,text,bigint)
 FUNCTION lineshaft.wake_lanes_1(integer[])
 FUNCTION lineshaft.within_limit_1(numeric,numeric)
 POLICY claim_key_of_writers ON lineshaft.claim_key USING has_table_privilege('lineshaft.claim_key'::text, 'INSERT'::text)

@@ -187,6 +187,8 @@ FROM (
             WHERE status = 'READY' AND lock_key IS NOT NULL AND parked = 'lock'
             UNION ALL
             SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE parked = 'dag_budget'
+            UNION ALL
+            SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE parked_key IS NOT NULL
         ) AS live
         CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = live.lane_id OFFSET 0) AS lane
         WHERE %(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[])

@@ -58,6 +58,9 @@ FROM (
         UNION ALL
         (SELECT 'wants_money', status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
+        UNION ALL
+        (SELECT 'wants_quota', status, rank, priority, downstream, lane_id, ready_at, deadline
+         FROM lineshaft.task_live WHERE parked_key IS NOT NULL LIMIT %(most)s::integer)
     ) AS live
     JOIN lane ON lane.id = live.lane_id
 ) AS live

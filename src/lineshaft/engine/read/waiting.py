@@ -2,8 +2,8 @@
 
 Tasks of one lane can be claimed by the same agents, so `why` is asked once for each lane instead of once for
 each task. Counts are exact up to a bound, as those of `stats`. Beyond it, delayed tasks and those that wait
-for a lock or for the budget of their DAG are counted by their own indexes, each exact up to the bound; the
-rest is extrapolated from a random sample of pages.
+for a lock, a quota or the budget of their DAG are counted by their own indexes, each exact up to the bound;
+the rest is extrapolated from a random sample of pages.
 """
 
 from collections import Counter
@@ -37,6 +37,7 @@ _STATES = {
     "retrying": (ReasonCode.WAITING_RETRY, Status.RETRYING),
     "lock": (ReasonCode.LOCK_HELD, Status.READY),
     "dag_budget": (ReasonCode.DAG_BUDGET, Status.READY),
+    "quota": (ReasonCode.QUOTA, Status.READY),
 }
 #: The words name agents, of which only some are looked at.
 _NAMES_AGENTS = {ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.AGENTS_FULL}

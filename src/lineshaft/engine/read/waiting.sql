@@ -8,6 +8,7 @@ CASE
     WHEN status = 'PENDING' THEN CASE WHEN blocked > 0 THEN 'blocked' ELSE coalesce(suspended, 'scheduled') END
     WHEN parked = 'dag_budget' THEN 'dag_budget'
     WHEN parked = 'lock' OR refused THEN 'lock'
+    WHEN parked = 'quota' THEN 'quota'
     ELSE 'ready'
 END AS state
 
@@ -79,6 +80,9 @@ FROM (
         UNION ALL
         (SELECT 'dag_budget', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
          WHERE parked = 'dag_budget' LIMIT %(most)s::integer)
+        UNION ALL
+        (SELECT 'quota', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
+         WHERE parked_key IS NOT NULL LIMIT %(most)s::integer)
     ) AS live
 ) AS live
 GROUP BY source, lane_id, state
@@ -135,6 +139,8 @@ SELECT
     lineshaft.needed_1(lane.cost_from_usd, limits.default_max_cost_usd) AS needed_usd, lane.cost_from_usd IS NULL AS open_ended,
     false AS expired, NULL::timestamptz AS deadline, NULL AS lock_key, false AS lock_refused, NULL::numeric AS budget_ceiling_usd,
     -- include: barriers_of_type
+    ,
+    CASE WHEN limits.quota_kinds & 1 <> 0 THEN lineshaft.full_quotas_1(lineshaft.lane_keys_1(lane.type, NULL, NULL, NULL), clock.now) END AS full_quotas
 FROM lineshaft.lane
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 CROSS JOIN lineshaft.limits

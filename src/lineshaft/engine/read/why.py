@@ -7,10 +7,11 @@ pass all tests: a free agent without money and a busy agent with money don't add
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import msgspec
 from msgspec import Struct
 
 from lineshaft.checks.registry import HUMAN
@@ -83,8 +84,22 @@ async def read_refusal(
 async def read_agents_and_models(reader: Reader) -> tuple[list[Row], list[Row]]:
     """The rows of why_models and of why_agents, for `explain`."""
     models = await reader.send(_SQL["why_models"])
-    agents = await reader.send(_SQL["why_agents"], agent_id=None, incarnation=None)
-    return await models.fetchall(), await agents.fetchall()
+    agents = await _send_agents(reader, None, None)
+    return await models.fetchall(), await agents()
+
+
+async def _send_agents(
+    reader: Reader, agent_id: str | None, incarnation: int | None
+) -> Callable[[], Awaitable[list[Row]]]:
+    """The rows of why_agents; each with the full quotas of all agents and models by key."""
+    keys = await reader.send(_SQL["why_full_keys"])
+    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id, incarnation=incarnation)
+
+    async def rows() -> list[Row]:
+        full = {row["key"]: row["quotas"] for row in await keys.fetchall()}
+        return [row | {"full_keys": full} for row in await agents.fetchall()]
+
+    return rows
 
 
 async def _read_facts(
@@ -93,12 +108,12 @@ async def _read_facts(
     """`agent_id`: None considers all agents."""
     task = await reader.send(_SQL["why_task"], ids=[task_id])
     models = await reader.send(_SQL["why_models"])
-    agents = await reader.send(_SQL["why_agents"], agent_id=agent_id, incarnation=incarnation)
+    agents = await _send_agents(reader, agent_id, incarnation)
     upstream = await read_upstream(reader, [task_id])
     found = await task.fetchall()
     if not found:
         return None
-    return _Facts(found[0], upstream, await models.fetchall(), await agents.fetchall())
+    return _Facts(found[0], upstream, await models.fetchall(), await agents())
 
 
 def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
@@ -107,7 +122,10 @@ def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
     for row in agents:
         types = row["types"] if row["types"] is None else tuple(row["types"])
         free = row["held"] < row["max_concurrent_tasks"]
-        key = (row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free)
+        key = (
+            *(row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free),
+            f"agent:{row['id']}" in row["full_keys"],
+        )
         known = best.setdefault(key, row)
         if known["money"] is not None and (row["money"] is None or row["money"] > known["money"]):
             best[key] = row
@@ -133,6 +151,7 @@ def explain(task: Row, upstream: Sequence[Row], models: Iterable[Row], agents: S
         unusable = _unusable(named, list(models))
         reasons = [
             *_guards(task),
+            *_quotas(task),
             *_daily_budget(task),
             *_dag_budget(task),
             *_agents(task, unusable, agents),
@@ -386,6 +405,41 @@ def _guards(task: Row) -> Iterable[Reason]:
         )
 
 
+def _quotas(task: Row) -> Iterable[Reason]:
+    if task["full_quotas"] is not None:
+        yield from _full_quotas(task["full_quotas"])
+    elif task["parked"] == "quota":
+        yield Reason(
+            ReasonCode.QUOTA,
+            "A quota of its keys had no room and has some now: the quota keeper makes this task claimable at "
+            "its next tick.",
+        )
+
+
+class _FullQuota(Struct, frozen=True):
+    quota: str
+    key: str
+    limit: float
+    used: float
+    holders: list[str]
+    free_at: datetime | None
+
+    @property
+    def reason(self) -> Reason:
+        facts = {name: getattr(self, name) for name in ("quota", "key", "limit", "used", "holders")}
+        what = f"Quota {self.quota!r} has no room for {self.key!r}: {self.used:g} of {self.limit:g}"
+        if self.free_at is not None:
+            detail = f"{what} are used. There is room again at {_iso(self.free_at)}."
+            return Reason(ReasonCode.QUOTA, detail, **facts, free_at=self.free_at)
+        held = f", by {_listed(self.holders)}" if self.holders else ""
+        return Reason(ReasonCode.QUOTA, f"{what} are held{held}. Wait for one of them, or raise it.", **facts)
+
+
+def _full_quotas(stored: bytes) -> Iterable[Reason]:
+    """From full_quotas_1."""
+    return [full.reason for full in msgspec.json.decode(stored, type=list[_FullQuota])]
+
+
 def _paused_by(actor: str | None, reason: str | None) -> str:
     if reason is None:
         return " manually" if actor is None else f" by {actor}"
@@ -462,6 +516,12 @@ class _Agent:
         self.no_model = bool(wanted) and not candidates
         self.suspended = [m for m in candidates if m in unusable]
         self.models_ok = (not wanted and not own) or len(self.suspended) < len(candidates)
+        # A claim chooses the model first, and then looks at its quotas.
+        chosen = next((model for model in candidates if model not in unusable), None)
+        full = {key: row["full_keys"].get(key) for key in (f"agent:{self.id}", f"model:{chosen}")}
+        self.full_quotas: dict[str, bytes] = {
+            key: quotas for key, quotas in full.items() if quotas is not None
+        }
         self.money: Decimal | None = row["money"]
         self.affords = self.money is None or _affords(self.money, task)
         self.free = row["held"] < row["max_concurrent_tasks"]
@@ -484,8 +544,10 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if not capable:
         yield Reason(ReasonCode.NO_CAPABLE_AGENT, _no_capable_agent(task, agents))
         return
-    if any(agent.models_ok and agent.affords and agent.free for agent in capable):
+    if any(agent.models_ok and agent.affords and agent.free and not agent.full_quotas for agent in capable):
         return
+    for quotas in {key: quotas for agent in capable for key, quotas in agent.full_quotas.items()}.values():
+        yield from _full_quotas(quotas)
     suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
     if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
         models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)

@@ -21,6 +21,9 @@ SELECT
     dag.id AS dag_id, dag.budget_ceiling_usd, dag.spent_usd, dag.reserved_usd,
     -- include: barriers_of_type
     ,
+    CASE WHEN live.status = 'READY' AND limits.quota_kinds & 49 <> 0 THEN lineshaft.full_quotas_1(
+        lineshaft.lane_keys_1(lane.type, NULL, NULL, NULL) || lineshaft.parking_keys_1(live.admission, task.tags), clock.now
+    ) END AS full_quotas,
     gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error,
     gated.gate_blocked_by, limits.judge_max_cost_usd, task.max_total_cost_usd, live.cost_usd AS spent_so_far_usd, gated.agent_id AS paying_agent,
     paying.budget_usd - paying.spent_usd - paying.reserved_usd AS agent_left_usd
@@ -51,6 +54,18 @@ WHERE until > coalesce(%(now)s::timestamptz, now())
 UNION ALL
 SELECT key, NULL FROM lineshaft.breaker
 WHERE state <> 'closed' AND (forced OR probe_task_id IS NOT NULL OR coalesce(probe_at >= coalesce(%(now)s::timestamptz, now()), true))
+
+-- name: why_full_keys
+-- The keys of agents and of models whose quotas have no room.
+SELECT asked.key, lineshaft.full_quotas_1(ARRAY[asked.key], coalesce(%(now)s::timestamptz, now())) AS quotas
+FROM (
+    SELECT 'agent:' || agent_id AS key FROM lineshaft.instance, lineshaft.limits WHERE limits.quota_kinds & 8 <> 0
+    UNION
+    SELECT 'model:' || model FROM lineshaft.instance, unnest(models_available) AS model, lineshaft.limits WHERE limits.quota_kinds & 2 <> 0
+    UNION
+    SELECT 'model:' || model FROM lineshaft.lane, unnest(models) AS model, lineshaft.limits WHERE limits.quota_kinds & 2 <> 0
+) AS asked
+WHERE lineshaft.room_for_1(ARRAY[asked.key], coalesce(%(now)s::timestamptz, now())) <= 0
 
 -- name: why_agents
 -- The instances of all agents that may be alive, or only one that asks for itself: that one is alive, however old its last heartbeat is.

@@ -20,6 +20,8 @@ from lineshaft.model.tasks import KnownType, KnownTypes, TypeLimits
 _SQL = catalog.load(__name__)
 #: As `refuse_stale_types_1` raises it.
 _STALE = "LS002"
+#: As `refuse_unchecked_1` raises it.
+_UNCHECKED = "LS003"
 #: Defaults change when agents with new code start: rarely more than once while a submission runs.
 _TRIES = 20
 T = TypeVar("T")
@@ -36,6 +38,7 @@ class TypeCache:
         self._database = database
         #: None: not read yet.
         self._types: KnownTypes | None = None
+        self._checks_waiting = False
 
     async def submit(
         self, write: Callable[[KnownTypes], Awaitable[T]], connection: Connection | None = None
@@ -50,8 +53,10 @@ class TypeCache:
             try:
                 return await write(types)
             except Exception as error:
-                if caller_transaction.sqlstate(error) != _STALE:
+                state = caller_transaction.sqlstate(error)
+                if state not in {_STALE, _UNCHECKED}:
                     raise
+                self._checks_waiting = self._checks_waiting or state == _UNCHECKED
             types = await self._read(connection)
         raise UnavailableError("Defaults of types are changing all the time. Nothing was changed; try again.")
 
@@ -62,8 +67,13 @@ class TypeCache:
         else:
             rows = await fetch_rows(theirs, _TypeRow, _SQL["read_types"], {})
         by_name = {row.type: KnownType(_decode(row.limits), row.revision) for row in rows}
-        self._types = KnownTypes(by_name, max((row.revision for row in rows), default=0))
+        revision = max((row.revision for row in rows), default=0)
+        self._types = KnownTypes(by_name, revision, self._checks_waiting)
         return self._types
+
+    def forget_waiting(self) -> None:
+        """No quota bounds waiting tasks any more."""
+        self._checks_waiting, self._types = False, None
 
 
 _decode = msgspec.json.Decoder(TypeLimits).decode

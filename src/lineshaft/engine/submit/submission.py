@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,8 +53,9 @@ from lineshaft.errors import (
     AlreadyExistsError,
     DependencyNotFoundError,
     InvalidInputError,
+    QuotaFullError,
 )
-from lineshaft.model.admission import fair_key_of
+from lineshaft.model.admission import fair_key_of, quota_keys
 from lineshaft.model.priority import Lane, lane_boost
 from lineshaft.model.resolving import all_alike
 from lineshaft.model.states import Status
@@ -74,6 +75,17 @@ class _Clock(NamedTuple):
     now: datetime
     #: The generation of tasks that become READY now.
     generation: int
+
+
+class _FullQueue(NamedTuple):
+    #: Whether quotas bound waiting tasks at all.
+    bounds: bool
+    #: None: no bound would be exceeded.
+    quota: str | None
+    key: str | None
+    most: int | None
+    waiting: int | None
+    added: int | None
 
 
 class _KeyOwner(NamedTuple):
@@ -133,6 +145,10 @@ class Submission:
         uniform = UniformTasks(tasks, rules)
 
         async def write(connection: Connection) -> tuple[list[Submitted], dict[Lane, KnownLane]]:
+            if rules.types.checks_waiting:
+                await self._check_waiting(
+                    connection, Counter(dict.fromkeys(quota_keys(uniform.row), len(tasks)))
+                )
             lanes = await self._lanes.find(connection, [uniform.row.lane], for_new_tasks=True)
             clock = await self._read_clock(connection, rules.types)
             ((lane_id, _),) = lanes.values()
@@ -195,7 +211,8 @@ class Submission:
         *,
         is_short: bool,
     ) -> dict[str, Submitted]:
-        if connection is None and not dags and await self._insert_in_one_statement(drafts, types):
+        may_be_short = connection is None and not dags and not types.checks_waiting
+        if may_be_short and await self._insert_in_one_statement(drafts, types):
             return {draft.id: Submitted(draft.id) for draft in drafts}
         if not is_short:
             await self._create_lanes_outside(connection, drafts)
@@ -219,7 +236,7 @@ class Submission:
             return False
         for draft in drafts:
             draft.lane_id = lanes[draft.row.lane]
-        common = {**self._database.now, "known_revision": types.revision}
+        common = {**self._database.now, **_known(types)}
         if len(drafts) == 1:
             calls: list[Call] = [(_SQL["insert_task"], common | task_values(drafts[0]))]
         else:
@@ -249,17 +266,23 @@ class Submission:
     async def write_in(
         self, connection: Connection, drafts: list[Draft], dags: list[DagDraft], types: KnownTypes
     ) -> dict[str, Submitted]:
-        """Write drafts as part of another operation's transaction, outside a pipeline.
+        """Write drafts as part of another operation's transaction, outside a pipeline; in any number.
 
         The drafts have the defaults of these types. If those have changed, the transaction must run again, in
         `types.submit`.
         """
         with _reporting_duplicate_ids():
-            results, _ = await self._write_in(connection, drafts, dags, types)
+            results, _ = await self._write_in(connection, drafts, dags, types, is_spawn=True)
         return results
 
     async def _write_in(
-        self, connection: Connection, drafts: list[Draft], dags: list[DagDraft], types: KnownTypes
+        self,
+        connection: Connection,
+        drafts: list[Draft],
+        dags: list[DagDraft],
+        types: KnownTypes,
+        *,
+        is_spawn: bool = False,
     ) -> tuple[dict[str, Submitted], dict[Lane, KnownLane]]:
         results: dict[str, Submitted] = {}
         new, satisfied = drafts, set[str]()
@@ -276,6 +299,12 @@ class Submission:
             await self._refer_to_artifacts(connection, new)
             await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
+        if is_spawn:
+            types = types._replace(checks_waiting=True)
+        elif types.checks_waiting:
+            await self._check_waiting(
+                connection, Counter(key for draft in new for key in quota_keys(draft.row))
+            )
         if _has_fair(new):
             await connection.execute(_SQL["fair_tasks_exist"])
         rows = {id(draft.row): draft.row for draft in new}
@@ -299,6 +328,18 @@ class Submission:
         for dag in dags:
             await log_dag_created(connection, self._database.now, dag.id)
         return results | {draft.id: Submitted(draft.id) for draft in new}, lanes
+
+    async def _check_waiting(self, connection: Connection, keys: Counter[str]) -> None:
+        """Refuse tasks of a key of which so many wait already that a quota admits no more."""
+        columns = {"keys": list(keys), "counts": list(keys.values())}
+        (full,) = await fetch_rows(connection, _FullQueue, _SQL["full_queues"], columns)
+        if full.quota is not None:
+            raise QuotaFullError(
+                f"Quota {full.quota!r} lets {full.most} tasks of {full.key!r} wait: {full.waiting} wait, and "
+                f"{full.added} would be added. Nothing was changed; try again when fewer wait."
+            )
+        if not full.bounds:
+            self.types.forget_waiting()
 
     async def _take_keys(self, connection: Connection, drafts: list[Draft]) -> dict[str, Submitted]:
         """Duplicates, by the id of the draft; children of a duplicate are duplicates too."""
@@ -403,11 +444,11 @@ class Submission:
 
     async def _insert(self, connection: Connection, new: list[Draft], types: KnownTypes) -> None:
         if new:
-            common = {**self._database.now, "known_revision": types.revision}
+            common = {**self._database.now, **_known(types)}
             await connection.execute(_SQL["insert_tasks"], common | _columns(new))
 
     async def _read_clock(self, connection: Connection, types: KnownTypes) -> _Clock:
-        known = {**self._database.now, "known_revision": types.revision}
+        known = {**self._database.now, **_known(types)}
         clock = await fetch_row(connection, _Clock, _SQL["read_clock"], known)
         if clock is None:
             raise AssertionError("read_clock returns one row")
@@ -474,3 +515,8 @@ def _reporting_duplicate_ids() -> Iterator[None]:
             f"A task with one of these ids already exists ({violation.detail}). Omit the id to "
             "get a new one, or use an idempotency_key to get the existing task."
         ) from None
+
+
+def _known(types: KnownTypes) -> dict[str, Any]:
+    """What a statement compares with the database; see the fragment knows_types."""
+    return {"known_revision": types.revision, "checks_waiting": types.checks_waiting}

@@ -1,9 +1,13 @@
 -- These statements also run in callers' transactions.
 
 -- fragment: knows_types
--- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it.
+-- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it. Or
+-- if quotas bound waiting tasks, and it hasn't been checked.
 CASE
-    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN true
+    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN CASE
+        WHEN %(checks_waiting)s::boolean OR (SELECT quota_kinds & 128 = 0 FROM lineshaft.limits) THEN true
+        ELSE lineshaft.refuse_unchecked_1()
+    END
     ELSE lineshaft.refuse_stale_types_1()
 END
 
@@ -18,6 +22,10 @@ HAVING count(*) > 0
 
 -- name: fair_tasks_exist
 SELECT lineshaft.fair_tasks_exist_1()
+
+-- name: full_queues
+-- Before anything is written.
+SELECT bounds, quota, key, most, waiting, added FROM lineshaft.full_queues_1(%(keys)s::text[], %(counts)s::bigint[])
 
 -- name: read_clock
 -- A bulk submission computes ranks in Python. Here and below the transaction gets its xid before it reads the generation number, so that

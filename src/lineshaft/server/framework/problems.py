@@ -11,6 +11,7 @@ from starlette.types import Scope
 from lineshaft.errors import (
     InvalidInputError,
     LineshaftError,
+    QuotaFullError,
     RateLimitedError,
     UnauthorizedError,
     UnavailableError,
@@ -39,12 +40,13 @@ STATUSES: Mapping[str, HTTPStatus] = {
     "budget_exceeded": HTTPStatus.PAYMENT_REQUIRED,
     "payload_too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "rate_limited": HTTPStatus.TOO_MANY_REQUESTS,
+    "quota_full": HTTPStatus.TOO_MANY_REQUESTS,
     "cursor_expired": HTTPStatus.GONE,
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 #: Seconds until a retry is worthwhile.
-_RETRY_AFTER = {"unavailable": b"1", "rate_limited": b"5"}
+_RETRY_AFTER = {"unavailable": b"1", "rate_limited": b"5", "quota_full": b"5"}
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -57,7 +59,7 @@ def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
 def headers_of(error: LineshaftError) -> Headers:
     if isinstance(error, UnauthorizedError):
         return [(b"www-authenticate", b"Bearer")]
-    if isinstance(error, UnavailableError | RateLimitedError):
+    if isinstance(error, UnavailableError | RateLimitedError | QuotaFullError):
         return [(b"retry-after", _RETRY_AFTER[error.code])]
     return []
 

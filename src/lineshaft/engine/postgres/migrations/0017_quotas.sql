@@ -82,6 +82,8 @@ COMMENT ON COLUMN lineshaft.task_live.parked_key IS 'What a task that is parked 
 COMMENT ON COLUMN lineshaft.task_live.admission IS 'As in task.';
 CREATE INDEX task_live_parked_key ON lineshaft.task_live (parked_key, lane_id, rank, submission_no) WHERE parked_key IS NOT NULL;
 
+CREATE INDEX task_live_quota_keys ON lineshaft.task_live USING gin ((admission -> 'keys')) WHERE admission IS NOT NULL;
+
 ALTER TABLE lineshaft.instance ADD COLUMN accounts text[] NOT NULL DEFAULT '{}';
 COMMENT ON COLUMN lineshaft.instance.accounts IS 'Accounts with providers that it works with; a claim chooses one.';
 
@@ -674,6 +676,34 @@ BEGIN
     END IF;
 END $$;
 
+-- For people: the quotas of these keys that have no room, each with its limit, what is used, who holds it (up to a hundred) and, where its rate
+-- is the reason, when there is room. NULL: all have room.
+CREATE FUNCTION lineshaft.full_quotas_1(p_keys text[], p_now timestamptz) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_agg(jsonb_build_object(
+        'quota', limiting.quota, 'key', coalesce(nullif(limiting.key, ''), (SELECT match FROM lineshaft.quota WHERE name = limiting.quota)),
+        'limit', CASE WHEN counted.held >= limiting.max_running THEN limiting.max_running ELSE limiting.rate_amount END,
+        'used', CASE WHEN counted.held >= limiting.max_running THEN counted.held
+            ELSE lineshaft.rate_used_1(limiting.quota, limiting.key, limiting.rate_per_sec, p_now) END,
+        'holders', ARRAY(
+            SELECT slot.task_id FROM lineshaft.slot
+            JOIN lineshaft.task_live AS holder
+                ON holder.id = slot.task_id AND holder.epoch = slot.epoch AND holder.lease_until IS NOT NULL
+            WHERE slot.quota = limiting.quota AND slot.key = limiting.key
+            ORDER BY slot.taken_at, slot.task_id
+            LIMIT 100
+        ),
+        'free_at', CASE WHEN (counted.held >= limiting.max_running) IS NOT TRUE THEN lineshaft.iso(
+            lineshaft.rate_free_at_1(limiting.quota, limiting.key, limiting.rate_amount, limiting.rate_per_sec, 1, p_now)
+        ) END
+    ) ORDER BY limiting.quota, limiting.key)
+    FROM lineshaft.quotas_of_1(p_keys) AS limiting
+    CROSS JOIN LATERAL (SELECT lineshaft.slots_held_1(limiting.quota, limiting.key, NULL) AS held OFFSET 0) AS counted
+    WHERE lineshaft.quota_room_1(
+        limiting.quota, limiting.key, limiting.max_running, limiting.rate_amount, limiting.rate_per_sec, p_now
+    ) <= 0
+$$;
+COMMENT ON FUNCTION lineshaft.full_quotas_1(text[], timestamptz) IS 'The quotas of these keys that have no room.';
+
 -- Decides which of these tasks, best first, a claim may take: those whose quotas all have room. The answer has an object for each task that a
 -- quota concerns: `names` of what its quotas count, and `refused` if one has no room. Refused tasks are parked where a key of the task is the
 -- reason, and so are up to `p_ahead` READY tasks after them in their lanes, so that claims don't meet those one by one; the names that tasks
@@ -1057,3 +1087,79 @@ BEGIN
     ON CONFLICT (quota, key, task_id) DO UPDATE SET epoch = excluded.epoch, taken_at = excluded.taken_at WHERE known.epoch < excluded.epoch;
 END $$;
 COMMENT ON FUNCTION lineshaft.give_slots_1(text, timestamptz) IS 'Slots for tasks that were claimed before a quota was set.';
+
+-- Ends a submission that hasn't been checked against max_waiting: it is checked, and repeated.
+CREATE FUNCTION lineshaft.refuse_unchecked_1() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'quotas bound waiting tasks' USING ERRCODE = 'LS003';
+END $$;
+COMMENT ON FUNCTION lineshaft.refuse_unchecked_1() IS 'Ends a submission that hasn''t been checked against max_waiting.';
+
+-- How many tasks with a key wait, up to a number: tasks that are live and not held. A key of a type: by its lanes; one of tasks: by its index;
+-- a tag, and all keys of a quota that share its limit: among all live tasks.
+CREATE FUNCTION lineshaft.waiting_1(p_key text, p_match text, p_most bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT count(*) FROM (
+        SELECT FROM lineshaft.task_live AS live
+        WHERE p_key LIKE 'type:%' AND live.status IN ('PENDING', 'READY', 'RETRYING')
+          AND live.lane_id = ANY (ARRAY(SELECT lane.id FROM lineshaft.lane WHERE lane.type = substr(p_key, 6)))
+        UNION ALL
+        SELECT FROM lineshaft.task_live AS live
+        WHERE lineshaft.quota_kind_1(p_key) = 32 AND live.admission IS NOT NULL AND live.admission -> 'keys' ? p_key
+          AND live.status IN ('PENDING', 'READY', 'RETRYING')
+        UNION ALL
+        SELECT FROM lineshaft.task_live AS live
+        JOIN lineshaft.lane ON lane.id = live.lane_id
+        WHERE (p_key = '' OR p_key LIKE 'tag:%') AND live.status IN ('PENDING', 'READY', 'RETRYING')
+          AND EXISTS (
+            SELECT FROM unnest(
+                lineshaft.lane_keys_1(lane.type, NULL, NULL, NULL)
+                || lineshaft.parking_keys_1(live.admission, (SELECT task.tags FROM lineshaft.task WHERE task.id = live.id))
+            ) AS own (key)
+            WHERE CASE WHEN p_key = '' THEN p_match = ANY (lineshaft.quota_patterns_1(own.key)) ELSE own.key = p_key END
+          )
+        LIMIT p_most
+    ) AS waiting
+$$;
+COMMENT ON FUNCTION lineshaft.waiting_1(text, text, bigint) IS 'How many tasks with a key wait, up to a number.';
+
+-- Before new tasks are written: the quotas that bound waiting tasks and whose bound these would exceed. Each array element is a key and how many
+-- of the tasks have it. Submissions of the same key take turns until they commit. `bounds`: whether there are such quotas at all.
+CREATE FUNCTION lineshaft.full_queues_1(
+    p_keys text[], p_counts bigint[], OUT bounds boolean, OUT quota text, OUT key text, OUT most integer, OUT waiting bigint, OUT added bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    bound record;
+BEGIN
+    bounds := EXISTS (SELECT FROM lineshaft.limits WHERE quota_kinds & 128 <> 0);
+    IF NOT bounds THEN
+        RETURN;
+    END IF;
+    -- In the order of the locks, as claims do.
+    FOR bound IN
+        SELECT wanted.*, hashtextextended('lineshaft.queue ' || lineshaft.quota_name_1(wanted.name, wanted.counted), 0) AS lock
+        FROM (
+            SELECT rule.name, rule.match, rule.max_waiting, CASE WHEN rule.shares_limit THEN '' ELSE new.key END AS counted,
+                -- A task with several keys of a shared limit counts once for each: an upper bound.
+                sum(new.n)::bigint AS n
+            FROM unnest(p_keys, p_counts) AS new (key, n)
+            CROSS JOIN LATERAL unnest(lineshaft.quota_patterns_1(new.key)) AS pattern (match)
+            JOIN lineshaft.quota AS rule ON rule.match = pattern.match
+            WHERE rule.max_waiting IS NOT NULL
+            GROUP BY rule.name, 4
+        ) AS wanted
+        ORDER BY lock
+    LOOP
+        PERFORM pg_advisory_xact_lock(bound.lock);
+        waiting := lineshaft.waiting_1(bound.counted, bound.match, bound.max_waiting + 1::bigint);
+        IF waiting + bound.n > bound.max_waiting THEN
+            quota := bound.name;
+            key := coalesce(nullif(bound.counted, ''), bound.match);
+            most := bound.max_waiting;
+            added := bound.n;
+            RETURN;
+        END IF;
+    END LOOP;
+    waiting := NULL;
+END $$;
+COMMENT ON FUNCTION lineshaft.full_queues_1(text[], bigint[])
+    IS 'A quota whose bound of waiting tasks new tasks would exceed.';
