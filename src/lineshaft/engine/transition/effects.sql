@@ -42,6 +42,14 @@ gone AS (
     DELETE FROM lineshaft.task_live AS live USING input WHERE live.id = input.id
     RETURNING live.*, input.status AS end_status, input.attempts AS end_attempts, input.cost, input.tokens_in, input.tokens_out,
         input.reason, input.category, input.output
+),
+-- Behind a task that waited for its turn comes the next of its key.
+next_shown AS MATERIALIZED (
+    SELECT lineshaft.show_next_1(first.keys, first.lanes, %(ids)s::text[])
+    FROM (
+        SELECT array_agg(admission ->> 'fair') AS keys, array_agg(lane_id) AS lanes FROM gone
+        WHERE status = 'READY' AND parked = 'fair' AND parked_key IS NULL HAVING count(*) > 0
+    ) AS first
 )
 INSERT INTO lineshaft.task_end (
     id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model, version,
@@ -52,6 +60,7 @@ SELECT
     first_started_at, end_attempts, revivals, agent_id, incarnation, model, version, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
     reason, category, output
 FROM gone
+WHERE (SELECT count(*) FROM next_shown) >= 0
 
 -- name: record_attempts
 -- How a claim ended; an attempt that was being validated has its row already.

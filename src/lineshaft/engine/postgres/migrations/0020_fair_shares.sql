@@ -399,6 +399,25 @@ END $$;
 COMMENT ON FUNCTION lineshaft.park_turns_1(integer, text[], double precision[], integer[], text[], timestamptz)
     IS 'Parks tasks whose own quotas have no room.';
 
+-- Lets the next claims see the first task of these keys in these lanes, without those that are about to go. It waits for no row.
+CREATE FUNCTION lineshaft.show_next_1(p_keys text[], p_lanes integer[], p_without text[]) RETURNS void LANGUAGE sql AS $$
+    UPDATE lineshaft.task_live AS live SET parked_key = NULL
+    WHERE live.id = ANY (ARRAY(
+        SELECT next.id
+        FROM (SELECT DISTINCT turn.key, turn.lane FROM unnest(p_keys, p_lanes) AS turn (key, lane)) AS turn
+        CROSS JOIN LATERAL (
+            SELECT waiting.id, waiting.parked_key FROM lineshaft.task_live AS waiting
+            WHERE lineshaft.fair_state_1(waiting.status, waiting.parked, waiting.lease_until) = 1 AND (waiting.admission ->> 'fair') IS NOT NULL
+              AND ((waiting.admission ->> 'fair') COLLATE "C") = turn.key AND waiting.lane_id = turn.lane AND waiting.id <> ALL (p_without)
+            ORDER BY waiting.rank, waiting.submission_no
+            LIMIT 1
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS next
+        WHERE next.parked_key IS NOT NULL
+    ))
+$$;
+COMMENT ON FUNCTION lineshaft.show_next_1(text[], integer[], text[]) IS 'Lets the next claims see the first task of these keys in these lanes.';
+
 -- After the claim: turns that weren't taken are over, and behind tasks that have left comes the next of their key. Returns the lanes of turns that
 -- weren't taken.
 CREATE FUNCTION lineshaft.finish_turns_1(p_ids text[], p_lanes integer[], p_keys text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
@@ -411,20 +430,7 @@ BEGIN
         RETURNING live.lane_id
     )
     SELECT coalesce(array_agg(DISTINCT back.lane_id), '{}') INTO returned FROM back;
-    UPDATE lineshaft.task_live AS live SET parked_key = NULL
-    WHERE live.id = ANY (ARRAY(
-        SELECT next.id
-        FROM (SELECT DISTINCT turn.key, turn.lane FROM unnest(p_keys, p_lanes) AS turn (key, lane)) AS turn
-        CROSS JOIN LATERAL (
-            SELECT waiting.id, waiting.parked_key FROM lineshaft.task_live AS waiting
-            WHERE lineshaft.fair_state_1(waiting.status, waiting.parked, waiting.lease_until) = 1 AND (waiting.admission ->> 'fair') IS NOT NULL
-              AND ((waiting.admission ->> 'fair') COLLATE "C") = turn.key AND waiting.lane_id = turn.lane
-            ORDER BY waiting.rank, waiting.submission_no
-            LIMIT 1
-            FOR NO KEY UPDATE SKIP LOCKED
-        ) AS next
-        WHERE next.parked_key IS NOT NULL
-    ));
+    PERFORM lineshaft.show_next_1(p_keys, p_lanes, '{}');
     RETURN returned;
 END $$;
 COMMENT ON FUNCTION lineshaft.finish_turns_1(text[], integer[], text[]) IS 'Ends what make_turns_1 has begun.';
