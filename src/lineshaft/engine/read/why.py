@@ -567,7 +567,7 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if full := [agent for agent in capable if not agent.free]:
         turn = ""
         if task["fair_key"] is not None:
-            turn = f" Then its key {task['fair_key']!r} waits for its turn: it has {task['fair_held']} running."
+            turn = f" Its turn depends on its key {task['fair_key']!r}: {task['fair_held']} run."
         yield Reason(
             ReasonCode.AGENTS_FULL,
             f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents.{turn}",

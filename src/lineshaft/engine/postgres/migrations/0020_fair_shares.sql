@@ -89,13 +89,26 @@ DECLARE
     pair_keys text[];
     pair_lanes integer[];
     pair_aged double precision[];
+    pair_effective double precision[];
+    pair_nos bigint[];
+    best_keys text[];
+    best_held bigint[];
+    best_weights double precision[];
+    seen_ids text[];
+    seen_keys text[];
+    seen_lanes integer[];
+    seen_aged double precision[];
+    seen_effective double precision[];
+    seen_nos bigint[];
+    seen_places bigint[];
+    best_effective double precision;
+    complete_to double precision;
     has_others boolean;
     turn_ids text[];
     turn_effective double precision[];
     turn_lanes integer[];
     turn_keys text[];
     worst double precision := '-infinity';
-    walked record;
 BEGIN
     ids := '{}'; lanes := '{}'; keys := '{}'; names := '{}'; is_cut := false;
     SELECT instance.capabilities, instance.types, instance.models_available,
@@ -141,25 +154,26 @@ BEGIN
 
     most := 32 + 2 * wanted;
     WHILE lane_ids IS NOT NULL LOOP
-        SELECT count(*) AS n, coalesce(bool_or(cut.n = most), false) AS is_cut, min(cut.tier) AS tier,
-            -- What was read is complete up to here.
-            min(cut.last) FILTER (WHERE cut.n = most) AS complete_to
-        INTO walked
+        -- Ranks are effective priorities in millionths, as in claim_tasks; `place` is that among those of the key in the lane.
+        SELECT array_agg(seen.id), array_agg(seen.key), array_agg(seen.lane_id), array_agg(seen.aged), array_agg(seen.effective),
+            array_agg(seen.submission_no), array_agg(seen.place), min(seen.effective), min(seen.last) FILTER (WHERE seen.is_cut)
+        INTO seen_ids, seen_keys, seen_lanes, seen_aged, seen_effective, seen_nos, seen_places, best_effective, complete_to
         FROM (
-            SELECT count(*) AS n, max(round((next.rank - lane.aged) * 1e6)) AS last, min(lineshaft.tier_1(next.rank - lane.aged)) AS tier
+            SELECT next.id, next.key, lane.id AS lane_id, lane.aged, round((next.rank - lane.aged) * 1e6) AS effective, next.submission_no,
+                row_number() OVER (PARTITION BY lane.id, next.key ORDER BY next.rank, next.submission_no) AS place,
+                max(round((next.rank - lane.aged) * 1e6)) OVER (PARTITION BY lane.id) AS last, count(*) OVER (PARTITION BY lane.id) = most AS is_cut
             FROM unnest(lane_ids, lane_aged) AS lane (id, aged)
             CROSS JOIN LATERAL (
-                SELECT live.rank FROM lineshaft.task_live AS live
+                SELECT live.id, live.rank, live.submission_no, live.admission ->> 'fair' AS key FROM lineshaft.task_live AS live
                 WHERE live.status = 'READY' AND live.parked = 'fair' AND live.parked_key IS NULL AND live.lane_id = lane.id
                   AND NOT lineshaft.is_expired_1(live.expires, live.deadline, p_now)
                 ORDER BY live.rank, live.submission_no
                 LIMIT most
                 OFFSET 0
             ) AS next
-            GROUP BY lane.id
-        ) AS cut;
-        best_tier := walked.tier;
-        EXIT WHEN best_tier IS NULL;
+        ) AS seen;
+        EXIT WHEN seen_ids IS NULL;
+        best_tier := lineshaft.tier_1(best_effective / 1e6);
         -- The first task of each key that holds nothing.
         SELECT array_agg(idle.id ORDER BY idle.effective, idle.submission_no), array_agg(idle.effective ORDER BY idle.effective, idle.submission_no),
             array_agg(idle.lane_id ORDER BY idle.effective, idle.submission_no), array_agg(idle.key ORDER BY idle.effective, idle.submission_no)
@@ -167,57 +181,43 @@ BEGIN
         FROM (
             SELECT first.*
             FROM (
-                SELECT DISTINCT ON (next.key) next.id, next.key, lane.id AS lane_id, next.submission_no,
-                    round((next.rank - lane.aged) * 1e6) AS effective
-                FROM unnest(lane_ids, lane_aged) AS lane (id, aged)
-                CROSS JOIN LATERAL (
-                    SELECT live.id, live.rank, live.submission_no, live.admission ->> 'fair' AS key FROM lineshaft.task_live AS live
-                    WHERE live.status = 'READY' AND live.parked = 'fair' AND live.parked_key IS NULL AND live.lane_id = lane.id
-                      AND NOT lineshaft.is_expired_1(live.expires, live.deadline, p_now)
-                    ORDER BY live.rank, live.submission_no
-                    LIMIT most
-                    OFFSET 0
-                ) AS next
-                WHERE lineshaft.tier_1(next.rank - lane.aged) = best_tier
-                  AND (walked.complete_to IS NULL OR round((next.rank - lane.aged) * 1e6) <= walked.complete_to)
-                ORDER BY next.key, 5, 4
+                SELECT * FROM (
+                    SELECT DISTINCT ON (seen.key) seen.*
+                    FROM unnest(seen_ids, seen_keys, seen_lanes, seen_effective, seen_nos, seen_places)
+                        AS seen (id, key, lane_id, effective, submission_no, place)
+                    WHERE seen.place = 1 AND lineshaft.tier_1(seen.effective / 1e6) = best_tier
+                      AND (complete_to IS NULL OR seen.effective <= complete_to)
+                    ORDER BY seen.key, seen.effective, seen.submission_no
+                ) AS of_key
+                ORDER BY of_key.effective, of_key.submission_no
+                OFFSET 0
             ) AS first
-            WHERE NOT EXISTS (
-                SELECT FROM lineshaft.task_live AS held
+            WHERE (
+                SELECT true FROM lineshaft.task_live AS held
                 WHERE lineshaft.fair_state_1(held.status, held.parked, held.lease_until) = 0 AND (held.admission ->> 'fair') IS NOT NULL
                   AND ((held.admission ->> 'fair') COLLATE "C") = first.key
-            )
-            ORDER BY first.effective, first.submission_no
+                LIMIT 1
+            ) IS NULL
             LIMIT wanted
         ) AS idle;
         is_enough := coalesce(cardinality(turn_ids) >= wanted, false);
-        -- Some thousands are marked at a time.
-        UPDATE lineshaft.task_live AS live SET parked_key = live.admission ->> 'fair'
-        WHERE live.id = ANY (ARRAY(
-            SELECT behind.id
-            FROM (
-                SELECT next.id, row_number() OVER (PARTITION BY lane.id, next.key ORDER BY next.rank, next.submission_no) AS place
-                FROM unnest(lane_ids) AS lane (id)
-                CROSS JOIN LATERAL (
-                    SELECT live.id, live.rank, live.submission_no, live.admission ->> 'fair' AS key FROM lineshaft.task_live AS live
-                    WHERE live.status = 'READY' AND live.parked = 'fair' AND live.parked_key IS NULL AND live.lane_id = lane.id
-                    ORDER BY live.rank, live.submission_no
-                    LIMIT most
-                    OFFSET 0
-                ) AS next
-            ) AS behind
-            CROSS JOIN LATERAL (
-                SELECT locked.id FROM lineshaft.task_live AS locked
-                WHERE locked.id = behind.id AND locked.status = 'READY' AND locked.parked = 'fair' AND locked.parked_key IS NULL
-                FOR NO KEY UPDATE SKIP LOCKED
-            ) AS locked
-            WHERE behind.place > 1
-            LIMIT 5000
-        ));
-        is_complete := NOT walked.is_cut OR lineshaft.tier_1(walked.complete_to / 1e6) > best_tier;
+        is_complete := complete_to IS NULL OR lineshaft.tier_1(complete_to / 1e6) > best_tier;
         EXIT WHEN is_enough OR is_complete OR most > 200000;
-        most := most * 4;
+        most := most * 8;
     END LOOP;
+    -- Some thousands at a time.
+    UPDATE lineshaft.task_live AS live SET parked_key = live.admission ->> 'fair'
+    WHERE live.id = ANY (ARRAY(
+        SELECT locked.id
+        FROM (
+            SELECT seen.id FROM unnest(seen_ids, seen_places) AS seen (id, place) WHERE seen.place > 1 LIMIT 5000
+        ) AS behind
+        CROSS JOIN LATERAL (
+            SELECT locked.id FROM lineshaft.task_live AS locked
+            WHERE locked.id = behind.id AND locked.status = 'READY' AND locked.parked = 'fair' AND locked.parked_key IS NULL
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS locked
+    ));
 
     has_weights := EXISTS (SELECT FROM lineshaft.quota WHERE quota.weight <> 1);
     FOR stage IN 1..2 LOOP
@@ -225,40 +225,53 @@ BEGIN
         IF stage = 1 THEN
             -- All keys of this tier are known.
             CONTINUE WHEN NOT is_complete;
-            SELECT array_agg(pair.key), array_agg(pair.lane_id), array_agg(pair.aged) INTO pair_keys, pair_lanes, pair_aged
-            FROM (
-                SELECT DISTINCT next.key, lane.id AS lane_id, lane.aged
-                FROM unnest(lane_ids, lane_aged) AS lane (id, aged)
-                CROSS JOIN LATERAL (
-                    SELECT live.rank, live.admission ->> 'fair' AS key FROM lineshaft.task_live AS live
-                    WHERE live.status = 'READY' AND live.parked = 'fair' AND live.parked_key IS NULL AND live.lane_id = lane.id
-                    ORDER BY live.rank, live.submission_no
-                    LIMIT most
-                    OFFSET 0
-                ) AS next
-                WHERE lineshaft.tier_1(next.rank - lane.aged) <= best_tier
-            ) AS pair;
+            SELECT array_agg(seen.key), array_agg(seen.lane_id), array_agg(seen.aged), array_agg(seen.effective), array_agg(seen.submission_no)
+            INTO pair_keys, pair_lanes, pair_aged, pair_effective, pair_nos
+            FROM unnest(seen_keys, seen_lanes, seen_aged, seen_effective, seen_nos, seen_places)
+                AS seen (key, lane_id, aged, effective, submission_no, place)
+            WHERE seen.place = 1 AND lineshaft.tier_1(seen.effective / 1e6) = best_tier;
         ELSE
             WITH RECURSIVE waiting AS (
-                (SELECT ((live.admission ->> 'fair') COLLATE "C") AS key, live.lane_id FROM lineshaft.task_live AS live
+                (SELECT ((live.admission ->> 'fair') COLLATE "C") AS key, live.lane_id, live.rank, live.submission_no FROM lineshaft.task_live AS live
                  WHERE lineshaft.fair_state_1(live.status, live.parked, live.lease_until) = 1 AND (live.admission ->> 'fair') IS NOT NULL
-                 ORDER BY ((live.admission ->> 'fair') COLLATE "C"), live.lane_id LIMIT 1)
+                 ORDER BY ((live.admission ->> 'fair') COLLATE "C"), live.lane_id, live.rank, live.submission_no LIMIT 1)
                 UNION ALL
-                SELECT next.key, next.lane_id
+                SELECT next.key, next.lane_id, next.rank, next.submission_no
                 FROM waiting
                 CROSS JOIN LATERAL (
-                    SELECT ((live.admission ->> 'fair') COLLATE "C") AS key, live.lane_id FROM lineshaft.task_live AS live
+                    SELECT ((live.admission ->> 'fair') COLLATE "C") AS key, live.lane_id, live.rank, live.submission_no FROM lineshaft.task_live AS live
                     WHERE lineshaft.fair_state_1(live.status, live.parked, live.lease_until) = 1 AND (live.admission ->> 'fair') IS NOT NULL
                       AND (((live.admission ->> 'fair') COLLATE "C"), live.lane_id) > (waiting.key, waiting.lane_id)
-                    ORDER BY ((live.admission ->> 'fair') COLLATE "C"), live.lane_id LIMIT 1
+                    ORDER BY ((live.admission ->> 'fair') COLLATE "C"), live.lane_id, live.rank, live.submission_no LIMIT 1
                 ) AS next
             )
-            SELECT array_agg(waiting.key), array_agg(waiting.lane_id), array_agg(lane.boost_per_minute * at) INTO pair_keys, pair_lanes, pair_aged
+            SELECT array_agg(waiting.key), array_agg(waiting.lane_id), array_agg(lane.boost_per_minute * at),
+                array_agg(round((waiting.rank - lane.boost_per_minute * at) * 1e6)), array_agg(waiting.submission_no)
+            INTO pair_keys, pair_lanes, pair_aged, pair_effective, pair_nos
             FROM waiting
             CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
             WHERE lineshaft.has_turns_1(lane, me.types, me.capabilities, me.models_available, p_types, p_probing, barred, types)
               AND lane.id <> ALL (p_passed_over);
         END IF;
+        -- Of so many turns none is beyond so many keys, in the order of their first tasks.
+        SELECT array_agg(of_key.key), array_agg(of_key.held), array_agg(of_key.weight) INTO best_keys, best_held, best_weights
+        FROM (
+            SELECT first.key, shares.held, shares.weight
+            FROM (
+                SELECT DISTINCT ON (pair.key) pair.*, lineshaft.tier_1(pair.effective / 1e6) AS tier
+                FROM unnest(pair_keys, pair_effective, pair_nos) AS pair (key, effective, submission_no)
+                ORDER BY pair.key, pair.effective, pair.submission_no
+            ) AS first
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS held, CASE WHEN has_weights THEN lineshaft.fair_weight_1(first.key) ELSE 1 END AS weight
+                FROM lineshaft.task_live AS held
+                WHERE lineshaft.fair_state_1(held.status, held.parked, held.lease_until) = 0 AND (held.admission ->> 'fair') IS NOT NULL
+                  AND ((held.admission ->> 'fair') COLLATE "C") = first.key
+                OFFSET 0
+            ) AS shares
+            ORDER BY first.tier, shares.held / shares.weight, first.effective, first.submission_no
+            LIMIT CASE WHEN stage = 1 THEN wanted ELSE wanted + 1000 END
+        ) AS of_key;
         SELECT array_agg(best.id ORDER BY best.n), array_agg(best.effective ORDER BY best.n), array_agg(best.lane_id ORDER BY best.n),
             array_agg(best.key ORDER BY best.n)
         INTO turn_ids, turn_effective, turn_lanes, turn_keys
@@ -269,13 +282,14 @@ BEGIN
                     task.held + row_number() OVER (PARTITION BY task.key ORDER BY task.tier, task.effective, task.submission_no) - 1
                 ) / task.weight AS share
                 FROM (
-                    SELECT next.id, next.submission_no, pair.key, pair.lane_id, shares.held, shares.weight,
+                    SELECT next.id, next.submission_no, pair.key, pair.lane_id, chosen.held, chosen.weight,
                         round((next.rank - pair.aged) * 1e6) AS effective, lineshaft.tier_1(next.rank - pair.aged) AS tier
-                    FROM unnest(pair_keys, pair_lanes, pair_aged) AS pair (key, lane_id, aged)
-                    CROSS JOIN LATERAL (
-                        SELECT lineshaft.fair_held_1(pair.key) AS held, CASE WHEN has_weights THEN lineshaft.fair_weight_1(pair.key) ELSE 1 END AS weight
-                        OFFSET 0
-                    ) AS shares
+                    FROM (
+                        SELECT pair.*, array_position(best_keys, pair.key) AS place
+                        FROM unnest(pair_keys, pair_lanes, pair_aged) AS pair (key, lane_id, aged)
+                        WHERE pair.key = ANY (best_keys)
+                    ) AS pair
+                    CROSS JOIN LATERAL (SELECT best_held[pair.place] AS held, best_weights[pair.place] AS weight) AS chosen
                     CROSS JOIN LATERAL (
                         SELECT live.id, live.rank, live.submission_no FROM lineshaft.task_live AS live
                         WHERE lineshaft.fair_state_1(live.status, live.parked, live.lease_until) = 1 AND (live.admission ->> 'fair') IS NOT NULL
