@@ -1,5 +1,6 @@
 """Fair shares: the next task comes from the fair_key with the fewest running tasks per weight."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -127,6 +128,51 @@ async def test_a_key_with_100_000_waiting_tasks_delays_no_other(world: World) ->
     small = await world.one("code", quota_keys=["customer:small"], fair_key="customer:small")
 
     assert (await world.take(agent)).id == small
+
+
+async def test_claims_at_once_count_each_other(world: World) -> None:
+    """Eight claims at once: no key gets a second turn while another has none."""
+    await world.submit(*(task("customer:big") for _ in range(20)))
+    await world.submit(*(task(f"customer:{n}") for n in range(7)))
+    agents = [await world.agent() for _ in range(8)]
+
+    claims = await asyncio.gather(*(world.claim(agent) for agent in agents))
+
+    ids = [each.id for claim in claims for each in claim]
+    held = "SELECT DISTINCT admission ->> 'fair' AS key FROM lineshaft.task WHERE id = ANY (%s)"
+    assert len(ids) == len(world.rows(held, ids)) == 8
+
+
+async def test_a_full_quota_of_a_key_stops_no_other(world: World) -> None:
+    await world.engine.quotas.set(SetQuota(name="q", match="customer:*", max_running=1))
+    a = await world.submit(*(task("customer:a", priority=10) for _ in range(30)))
+    b = await world.submit(*(task("customer:b") for _ in range(2)))
+    agent = await world.agent()
+
+    first = await world.claim(agent, 10)
+
+    assert {each.id for each in first} == {a[0], b[0]}
+    await world.complete(next(each for each in first if each.id == a[0]))
+    assert [each.id for each in await world.claim(agent, 10)] == [a[1]]
+
+
+async def test_a_paused_type_stops_no_other(world: World) -> None:
+    await world.submit(*(task("customer:a", "slow", priority=10) for _ in range(3)))
+    other = await world.submit(task("customer:b"))
+    await world.engine.pauses.pause("slow")
+
+    assert [each.id for each in await world.claim(await world.agent(), 2)] == other
+
+
+async def test_claims_look_at_turns_while_there_are_tasks_with_a_fair_key(world: World) -> None:
+    bit = "SELECT quota_kinds & 64 AS bit FROM lineshaft.limits"
+    assert world.row(bit)["bit"] == 0
+    await world.submit(task("customer:a"))
+    await QuotaKeeper(world.engine.quotas).run_once()
+    assert world.row(bit)["bit"] == 64
+    await world.complete(await world.take())
+    await QuotaKeeper(world.engine.quotas).run_once()
+    assert world.row(bit)["bit"] == 0
 
 
 class Model:
