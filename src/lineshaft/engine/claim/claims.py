@@ -476,6 +476,7 @@ class Claims:
             "follows": None if follows is None else follows.id,
             "follows_epoch": None if follows is None else follows.epoch,
             "passed_over": [],
+            "turns": False,
             "idle_lanes": [],
             "ahead": 0,
             "lock_ttl": LOCK_TTL_SEC,
@@ -540,7 +541,7 @@ class Claims:
     async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> _Round:
         """One statement, and where there are tasks with a fair_key what comes before and after it."""
         if not self._has_fair or parameters["task_id"] is not None:
-            call = _SQL["claim_tasks"], {**self._database.now, **parameters, "turns": False}
+            call = _SQL["claim_tasks"], {**self._database.now, **parameters}
             _, rows = await pipelined(connection, (_SQL["lock_day"], {}), call, named=False)
             round_ = await self._read_round(connection, parameters, rows)
             self._has_fair = round_.outcome.has_fair
