@@ -8,12 +8,13 @@ transitions, and clients and agents also over HTTP. `--postgres` and `--transpor
 """
 
 import fcntl
+import gc
 import os
 import re
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -35,6 +36,7 @@ from tests.factory import Factory
 from tests.http_server import ServerThread
 from tests.in_memory import home_of_servers, remove_folders
 from tests.invariants import check_invariants
+from tests.order import slow_first
 from tests.run_outcome import RunOutcome
 from tests.world import World
 
@@ -44,11 +46,15 @@ __all__ = ["s3_place", "s3_url"]
 TEMPLATE = "lineshaft_template"
 #: More constraints than production has.
 STRICT = Path(__file__).parent / "strict.sql"
-#: Tests need no data after a power cut; everything else is as in production.
+#: Tests need no data after a power cut. No database lives long enough to need autovacuum, and dropping one
+#: would wait for it. Lineshaft's connections turn compiled queries off; those of tests need none either.
+#: Everything else is as in production.
 FAST = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
+    "autovacuum": "off",
+    "jit": "off",
     "max_connections": "300",
     "max_wal_size": "256MB",
 }
@@ -64,8 +70,10 @@ NewDatabase = Callable[[str], AbstractContextManager[str]]
 
 #: A module with this line has slow tests only.
 ALL_SLOW = b"\npytestmark = pytest.mark.slow("
-#: Tests with these fixtures start a browser, an S3 server, or servers and agents as processes.
-SLOW_FIXTURES = {"browser", "s3_url", "serving", "site"}
+#: Tests with these fixtures start a browser, an S3 server, a pooler, or servers and agents as processes.
+SLOW_FIXTURES = {"browser", "pooled", "s3_url", "serving", "site"}
+#: Few changes touch it: the inner loop leaves out its tests with databases, unless the command line names it.
+INTEGRATIONS = Path(__file__).parent / "integrations"
 
 # A process that is paused for a moment is neither a slow test nor a slow strategy.
 settings.register_profile(
@@ -80,6 +88,16 @@ def one_of_each_major() -> list[Binaries]:
     for binaries in find_binaries():
         majors.setdefault(binaries.major, binaries)
     return [majors[major] for major in sorted(majors)]
+
+
+# Collecting tests makes most of the objects that a process ever has, and they stay until its end. Garbage
+# collections needn't look at them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -117,11 +135,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`. Tests wait for part of their time, those of a full run for half of it.
+    """For `-n auto`. Tests wait for half of their time or more, those of a full run for three quarters of it.
 
     The limit is that of the connections that one PostgreSQL accepts.
     """
-    busy_share = 0.4 if config.getoption("full") else 0.67
+    busy_share = 0.25 if config.getoption("full") else 0.4
     return min(round((os.cpu_count() or 1) / busy_share), MAX_WORKERS)
 
 
@@ -168,13 +186,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, except in a full run and where the command line names the file."""
-    if config.getoption("full"):
-        return
+    if not config.getoption("full"):
+        _leave_out(config, items)
+    if (worker := getattr(config, "workerinput", None)) is not None:
+        items[:] = slow_first(items, worker["workercount"], is_slow=_is_slow, module=lambda item: item.path)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, except where the command line names the file."""
     named = [argument.partition("::")[0] for argument in config.args]
     files = {Path(config.invocation_params.dir, name) for name in named if name.endswith(".py")}
     others = [item for item in items if item.path not in files]
     left_out = {item for item in others if _is_slow(item)}
+    if not any(INTEGRATIONS.name in argument for argument in config.args):
+        left_out.update(item for item in others if INTEGRATIONS in item.path.parents and _has_database(item))
     left_out.update(_after_the_first([item for item in others if item not in left_out]))
     if left_out:
         items[:] = [item for item in items if item not in left_out]
@@ -188,13 +213,17 @@ def _after_the_first(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """
     seen: set[tuple[object, ...]] = set()
     for item in items:
-        if {"dsn", "empty_dsn"}.isdisjoint(_fixtures(item)):
+        if not _has_database(item):
             continue
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
         test = (item.nodeid.partition("[")[0], parameters.get("postgres"), parameters.get("transport"))
         if test in seen:
             yield item
         seen.add(test)
+
+
+def _has_database(item: pytest.Item) -> bool:
+    return not {"dsn", "empty_dsn"}.isdisjoint(_fixtures(item))
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
@@ -233,21 +262,33 @@ def where(
 
 
 @pytest.fixture(scope="session")
-def postgres(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddedServer]:
+def server_of(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Binaries], EmbeddedServer]]:
     """One server for each version; the processes of a parallel run share it."""
-    binaries: Binaries = request.param
     shared, run = tmp_path_factory.getbasetemp(), os.getpid()
-    if hasattr(request.config, "workerinput"):
+    if hasattr(pytestconfig, "workerinput"):
         shared, run = shared.parent, os.getppid()
-    home = home_of_servers(shared, run) / f"pg{binaries.major}"
-    with (
-        _without_passwords() as options,
-        EmbeddedServer.start(home, binaries=binaries, options=FAST | options) as server,
-    ):
-        _make_template(server, shared / f"pg{binaries.major}.template.lock")
-        yield server
+    with ExitStack() as kept:
+
+        @cache
+        def started(binaries: Binaries) -> EmbeddedServer:
+            home = home_of_servers(shared, run) / f"pg{binaries.major}"
+            with _without_passwords() as options:
+                server = EmbeddedServer.start(home, binaries=binaries, options=FAST | options)
+            kept.enter_context(server)
+            _make_template(server, shared / f"pg{binaries.major}.template.lock")
+            return server
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, server_of: Callable[[Binaries], EmbeddedServer]
+) -> EmbeddedServer:
+    """The server stays when a worker goes on with tests on another version: it may come back."""
+    return server_of(request.param)
 
 
 @contextmanager

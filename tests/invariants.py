@@ -294,22 +294,49 @@ RULES: dict[str, LiteralString] = {
         END
     """,
     "a lock is held by a task in an agent's hands, or by a batch with work left": """
-        SELECT lock.* FROM lineshaft.lock
-        LEFT JOIN lineshaft.task_live AS live ON live.id = lock.holder_task_id
-        WHERE lock.key NOT LIKE 'lost:%' AND lock.holder_task_id NOT LIKE 'outside:%' AND (
-            live.id IS NULL OR live.lock_key <> lock.key OR NOT (live.is_batch OR live.agent_id IS NOT NULL)
+        SELECT held.*
+        FROM (
+            SELECT key, holder_task_id FROM lineshaft.lock WHERE NOT holder_task_id LIKE 'shared:%'
+            UNION ALL
+            SELECT key, holder_task_id FROM lineshaft.lock_share
+        ) AS held
+        LEFT JOIN lineshaft.task_live AS live ON live.id = held.holder_task_id
+        WHERE held.key NOT LIKE 'lost:%' AND held.holder_task_id NOT LIKE 'outside:%' AND (
+            live.id IS NULL OR NOT held.key = ANY (lineshaft.lock_keys_1(live.lock_key, live.admission))
+            OR NOT (live.is_batch OR live.agent_id IS NOT NULL)
         )
     """,
-    "a task that runs under a lock holds it": """
-        SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
-        LEFT JOIN lineshaft.lock ON lock.key = live.lock_key
-        WHERE live.agent_id IS NOT NULL AND live.lock_key IS NOT NULL AND live.lock_key NOT LIKE 'lost:%'
-          AND lock.holder_task_id IS DISTINCT FROM coalesce(live.lock_owner, live.id)
+    "a lock is either one task's or its readers'": """
+        SELECT key, lock.holder_task_id, share.holder_task_id
+        FROM lineshaft.lock FULL JOIN lineshaft.lock_share AS share USING (key)
+        WHERE (lock.holder_task_id LIKE 'shared:%') IS DISTINCT FROM (share.holder_task_id IS NOT NULL)
     """,
-    "no task waits for a free lock unless another one comes first": """
+    "a task that runs under locks holds all of them": """
+        SELECT live.id, needed.key FROM lineshaft.task_live AS live
+        CROSS JOIN lineshaft.locks_of_1(
+            live.id, live.lock_owner, live.lock_key, live.admission -> 'locks'
+        ) AS needed
+        LEFT JOIN lineshaft.lock ON lock.key = needed.key
+        LEFT JOIN lineshaft.lock_share AS share
+            ON share.key = needed.key AND share.holder_task_id = needed.holder
+        WHERE live.agent_id IS NOT NULL AND needed.key NOT LIKE 'lost:%' AND (
+            CASE WHEN needed.is_shared THEN share.holder_task_id ELSE lock.holder_task_id END
+                IS DISTINCT FROM needed.holder
+            OR CASE WHEN needed.is_shared THEN share.token ELSE lock.token END
+                IS DISTINCT FROM live.lock_token
+        )
+    """,
+    "no task waits for a lock that it can have unless another one comes first": """
         SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
         WHERE live.parked = 'lock'
-          AND NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = live.lock_key)
+          AND NOT EXISTS (
+            SELECT FROM lineshaft.lock
+            WHERE lock.key = live.lock_key AND (NOT lock.holder_task_id LIKE 'shared:%' OR EXISTS (
+                SELECT FROM lineshaft.task_live AS writer
+                WHERE writer.parked = 'lock' AND writer.lock_key = lock.key
+                  AND (writer.admission -> 'locks' ->> writer.lock_key) IS DISTINCT FROM 'true'
+            ))
+          )
           AND NOT EXISTS (
             SELECT FROM lineshaft.task_live AS head
             WHERE head.lock_key = live.lock_key AND head.status = 'READY' AND head.parked IS NULL
@@ -317,8 +344,11 @@ RULES: dict[str, LiteralString] = {
     """,
     "a batch's own lock never keeps its children waiting": """
         SELECT live.id, live.lock_key FROM lineshaft.task_live AS live
-        JOIN lineshaft.lock ON lock.key = live.lock_key AND lock.holder_task_id = live.lock_owner
-        WHERE live.parked = 'lock'
+        CROSS JOIN lineshaft.locks_of_1(
+            live.id, live.lock_owner, live.lock_key, live.admission -> 'locks'
+        ) AS needed
+        JOIN lineshaft.lock ON lock.key = needed.key AND lock.holder_task_id = needed.holder
+        WHERE live.parked = 'lock' AND needed.key = live.lock_key
     """,
     "a key in force names a task that is not cancelled or dead": """
         SELECT task_key.* FROM lineshaft.task_key
@@ -363,6 +393,25 @@ RULES: dict[str, LiteralString] = {
         SELECT step.task_id, step.data->'signal'->>'id' FROM lineshaft.step
         WHERE step.data->'signal'->>'id' IS NOT NULL
         GROUP BY 1, 2 HAVING count(*) > 1
+    """,
+    "the children of a list have the positions from 0 on": """
+        SELECT task_id, array_agg(position) FROM (
+            SELECT edge.task_id, (child.inputs->'index'->>'value')::integer AS position FROM lineshaft.edge
+            JOIN lineshaft.task AS batch ON batch.id = edge.task_id AND batch.for_each IS NOT NULL
+            JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = batch.id
+        ) AS child
+        GROUP BY task_id
+        HAVING (min(position), max(position), count(DISTINCT position)) <> (0, count(*) - 1, count(*))
+    """,
+    # One that a person retries or reruns doesn't wait for its turn.
+    "no more children of a list run than it allows": """
+        SELECT batch.id, count(*) FROM lineshaft.task AS batch
+        JOIN lineshaft.edge ON edge.task_id = batch.id
+        JOIN lineshaft.task AS child ON child.id = edge.depends_on AND child.parent_id = batch.id
+        JOIN lineshaft.task_live AS live ON live.id = child.id AND live.status <> 'PENDING'
+        WHERE batch.for_each->>'concurrency' IS NOT NULL
+        GROUP BY batch.id
+        HAVING count(*) > (batch.for_each->>'concurrency')::integer AND max(live.revivals) = 0
     """,
     "every task was created once": """
         SELECT task.id FROM lineshaft.task

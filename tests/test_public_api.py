@@ -50,7 +50,7 @@ def test_a_context_shows_what_handlers_use() -> None:
         *("attempt", "last_checkpoint", "last_error", "max_attempts", "previous_attempts", "resume", "steps"),
         *("artifact", "cancelled", "check_cancelled", "log", "progress", "slowdown_until", "spend"),
         *("spent_usd", "checkpoint", "spawn", "state", "step", "put_artifact", "open_artifact"),
-        *("sleep", "wait_for"),
+        *("sleep", "wait_for", "quota", "account"),
     }
 
 
@@ -121,6 +121,7 @@ INTERNAL = {
 NOT_CONSTRUCTED = (
     "TaskContext",
     "SyncTaskContext",
+    "QuotaUse",
     "TaskType",
     "TaskFunction",
     "TaskHandle",

@@ -51,6 +51,13 @@ def test_versions_that_are_asked_for_are_not_left_out() -> None:
     assert collected("--postgres", "all", FOLDER).count(PARAMETRISED) == len(one_of_each_major())
 
 
+def test_integrations_with_databases_run_where_they_are_named() -> None:
+    socket = "test_a_socket_needs_a_token_that_may_read"
+
+    assert socket in collected("tests/integrations/officeplane")
+    assert socket not in collected()
+
+
 def test_the_order_of_arguments_changes_no_fixture() -> None:
     """Pytest collects the folders again after a file beside them, and forgets their conftests."""
     breakers = f"{FOLDER}/test_breakers.py"

@@ -34,6 +34,7 @@ ALLOWED = {
     ("operations.guards.ChangeLimits", "types.limits.Limits"): "what to change, and what callers read",
     ("engine.read.waiting._Sum", "types.waiting.WaitingReason"): "a sum while it is made, and the result",
     ("types.protocol.Suspend", "types.waits.NewSuspension"): "the body of a call, and the call of a claim",
+    ("types.protocol.Fail", "types.work.Failure"): "the body of a call, and the call of a claim",
     ("types.costs.DagCosts", "types.guards.ShortDag"): "what a DAG cost, and what its next task lacks",
     ("engine.sessions.Session", "types.tokens.NewToken"): "a session has the rights of its token",
     (

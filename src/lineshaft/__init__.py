@@ -27,11 +27,13 @@ __all__ += ["ArtifactReader", "Artifacts", "SyncArtifactReader", "SyncArtifacts"
 __all__ += ["Sources", "SyncSources"]
 # Agents, and what handlers take, return and raise.
 __all__ += ["Agent", "SyncTaskContext", "TaskContext", "TaskDecorator", "TaskFunction", "TaskType"]
-__all__ += ["AttemptCancelled", "BudgetExceeded", "Cancel", "Fail", "Result", "SignalTimeout", "Snooze"]
+__all__ += ["AttemptCancelled", "BudgetExceeded", "Cancel", "Fail", "QuotaUse", "RateLimited", "Result"]
+__all__ += ["SignalTimeout", "Snooze"]
 # Output gates.
 __all__ += ["CandidateOutput", "Checks", "Verdict"]
 # Work: what is submitted, and what is read most.
-__all__ += ["Gate", "NewSource", "NewTask", "OutputContract", "RetrySpec", "SourceKind", "TypedTask"]
+__all__ += ["ForEach", "Gate", "NewSource", "NewTask", "OutputContract", "RetrySpec", "SourceKind"]
+__all__ += ["TypedTask"]
 __all__ += ["Artifact", "Child", "Dag", "Event", "Page", "Resolution", "Status", "Task", "Why"]
 # Errors.
 __all__ += ["LineshaftError", "OutputTypeError", "TaskCancelled", "TaskFailed"]

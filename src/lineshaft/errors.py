@@ -165,6 +165,11 @@ class RateLimitedError(LineshaftError):
     code = "rate_limited"
     retryable = True
 
+    def __init__(self, message: str | None = None, *, retry_after_sec: float | None = None) -> None:
+        """`retry_after_sec`: when there is room again, if that is known."""
+        self.retry_after_sec = retry_after_sec
+        super().__init__(message)
+
 
 class QuotaFullError(LineshaftError):
     """So many tasks of a key wait that a quota admits no more."""

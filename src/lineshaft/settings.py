@@ -309,7 +309,7 @@ class Settings:
         "How many lanes (kinds of tasks for claims) may have waiting tasks when a submission needs another.",
     )
     max_retry_after_sec: float = _setting(
-        _TIME_LIMIT, 3600.0, "The longest wait that a provider may ask for with Retry-After."
+        _TIME_LIMIT, 691200.0, "The longest wait that a provider may ask for: 8 days."
     )
     keep_tasks_days: float | None = _setting(
         _DAYS, None, "How long to keep finished tasks; dead letters are kept forever. None: forever."
@@ -379,10 +379,27 @@ class Settings:
         "A YAML file with the commands that test-pass gates may run. None: no commands are allowed.",
     )
     judge_url: str | None = _setting(
-        _HTTP_URL, None, "Base URL of the OpenAI-compatible API of llm-judge gates."
+        _HTTP_URL, None, "Base URL of the OpenAI-compatible API of llm-judge gates. None: llm_url."
     )
-    judge_model: str | None = _setting(_ANY_TEXT, None, "The model of llm-judge gates.")
-    judge_api_key: str | None = _setting(_ANY_TEXT, None, "The API key of llm-judge gates.", secret=True)
+    judge_model: str | None = _setting(_ANY_TEXT, None, "The model of llm-judge gates. None: llm_model.")
+    judge_api_key: str | None = _setting(_ANY_TEXT, None, "The API key for judge_url.", secret=True)
+    llm_model: str | None = _setting(
+        _ANY_TEXT,
+        None,
+        "The language model: PROVIDER:MODEL (`openai:gpt-5-mini`, `anthropic:claude-haiku-4-5`) with the key in "
+        "the provider's usual variable, or a name that the API at llm_url knows.",
+    )
+    llm_fallback_models: tuple[str, ...] = _setting(
+        _NAMES, (), "Models that are tried in this order when llm_model can't answer."
+    )
+    llm_url: str | None = _setting(
+        _HTTP_URL, None, "Base URL of an OpenAI-compatible API, for models without a provider in their name."
+    )
+    llm_api_key: str | None = _setting(_ANY_TEXT, None, "The API key for llm_url.", secret=True)
+    llm_prices: Path | None = _setting(
+        _PATH, None, "A YAML file with prices of models. None: what responses report, and a bundled list."
+    )
+    llm_timeout_sec: float = _setting(_TIME_LIMIT, 600.0, "How long a call of a model may take.")
     redis_url: str | None = _setting(
         _REDIS_URL,
         None,

@@ -51,6 +51,12 @@ async def agent_process(where: str, log: Path, *options: str) -> AsyncIterator[A
 
 
 @asynccontextmanager
+async def module(name: str, *arguments: str) -> AsyncIterator[AgentProcess]:
+    async with _started("-m", name, *arguments) as process:
+        yield process
+
+
+@asynccontextmanager
 async def program(text: str, *arguments: str) -> AsyncIterator[AgentProcess]:
     """Run the text of a Python program."""
     async with _started("-c", text, *arguments) as process:

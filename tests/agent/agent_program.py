@@ -69,6 +69,15 @@ def make_agent(agent_id: str, points: Points, *, interval: float, grace: float) 
         await points.reach("completing")
         return {"sum": first + second, "by": ctx.agent_id}
 
+    @agent.task("scan")
+    async def scan() -> list[str]:
+        await points.reach("completing")
+        return ["a", "b", "c"]
+
+    @agent.task("review")
+    async def review(item: str, index: int) -> str:
+        return f"{index}: {item}"
+
     return agent
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lineshaft import Lineshaft, NewTask
+from lineshaft import ForEach, Lineshaft, NewTask
+from lineshaft.model.admission import LockKey
 from lineshaft.model.states import Status
 from tests.agent.agent_process import agent_process
 from tests.agent.agent_program import Points, make_agent
@@ -61,6 +62,25 @@ async def test_killed(
 
 
 @pytest.mark.slow("starts and kills an agent")
+async def test_all_locks_of_a_killed_holder_are_free(
+    shaft: Lineshaft, where: str, tmp_path: Path, connection: psycopg.Connection
+) -> None:
+    log = tmp_path / "log"
+    locks: list[str | LockKey] = ["a", "b", LockKey("c", shared=True)]
+    held = await shaft.submit(NewTask("work", lock_keys=locks, max_attempts=1))
+    waits = await shaft.submit(NewTask("work", lock_keys=["c", "a"]))
+    async with agent_process(where, log, "--wait-at", "in a step") as process:
+        await process.reaches("in a step")
+        assert [lock.holder_task_id for lock in (await shaft.locks()).items] == [held.id] * 3
+        await process.kill()
+    await lose_claim(shaft, connection, held.id)
+
+    assert (await shaft.locks()).items == []
+    async with at_work(make_agent("second", Points(log), interval=60, grace=5), shaft=shaft):
+        assert (await ended(shaft, waits.id)).status is Status.COMPLETED
+
+
+@pytest.mark.slow("starts and kills an agent")
 async def test_killed_while_the_outcome_is_being_written(
     shaft: Lineshaft, where: str, dsn: str, tmp_path: Path, connection: psycopg.Connection
 ) -> None:
@@ -90,6 +110,47 @@ async def test_killed_while_the_outcome_is_being_written(
     assert (task.status, task.result["sum"], task.cost_usd) == (Status.COMPLETED, 3, Decimal(3))
     assert (await kinds(shaft, task_id)).count("task.completed") == 1
     assert log.read_text().splitlines().count("in a step") == 1
+
+
+@pytest.mark.slow("starts and kills an agent")
+async def test_killed_while_a_list_is_expanded(
+    shaft: Lineshaft, dsn: str, tmp_path: Path, connection: psycopg.Connection
+) -> None:
+    """Its children are made with the completion of the task that returned the list, or not at all."""
+    log, go = tmp_path / "log", tmp_path / "go"
+    dag = await shaft.submit_dag(
+        "A list",
+        [
+            NewTask("scan", key="scan", retry=AT_ONCE, max_attempts=2),
+            NewTask("review", key="review", for_each=ForEach("scan")),
+        ],
+    )
+    # On the database, where the killed process is the one that expands.
+    async with agent_process(dsn, log, "--wait-at", "completing", "--wait-for", str(go)) as process:
+        await process.reaches("completing")
+        with connection.transaction():
+            # The completion reads tasks; only the expansion inserts some.
+            connection.execute("LOCK TABLE lineshaft.task IN SHARE ROW EXCLUSIVE MODE")
+            go.touch()
+            expanding = (
+                "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                " AND query LIKE '%jsonb_array_elements%'"
+            )
+            with psycopg.connect(dsn, autocommit=True) as observer:
+                while observer.execute(f"SELECT {expanding}".encode()).fetchone() is None:
+                    pass
+                await process.kill()
+                # PostgreSQL notices once it has the lock: with this, before.
+                observer.execute(f"SELECT pg_terminate_backend(pid) {expanding}".encode())
+    assert (await shaft.get_dag(dag)).counts == {"RUNNING": 1, "PENDING": 1}
+    await lose_claim(shaft, connection, dag["scan"].id)
+
+    second = make_agent("second", Points(log), interval=60, grace=5)
+    async with at_work(second, shaft=shaft):
+        task = await ended(shaft, dag["review"].id)
+
+    assert (task.status, task.result) == (Status.COMPLETED, ["0: a", "1: b", "2: c"])
+    assert (await shaft.get_dag(dag)).counts == {"COMPLETED": 5}
 
 
 @pytest.mark.slow("starts and stops an agent")

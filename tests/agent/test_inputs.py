@@ -7,11 +7,11 @@ import msgspec
 import pydantic
 import pytest
 
-from lineshaft import Agent, Lineshaft, NewTask, TaskContext
+from lineshaft import Agent, ForEach, Lineshaft, NewTask, TaskContext
 from lineshaft.engine.claim import claims
 from lineshaft.errors import DependencyNotFoundError, InvalidInputError
 from lineshaft.model.states import Status
-from lineshaft.types import Resolution
+from lineshaft.types import ForEachInfo, Resolution
 from tests.agent.helpers import drain
 
 
@@ -205,3 +205,92 @@ async def test_mistakes_are_found_at_submission(shaft: Lineshaft) -> None:
         await shaft.submit(NewTask("implement", inputs={"notes": ""}))
     with pytest.raises(DependencyNotFoundError, match="'nowhere' is neither a key of this call nor"):
         await shaft.submit(NewTask("implement", inputs={"notes": "nowhere"}))
+
+
+@agent.task("scan")
+async def scan(files: list[Any]) -> dict[str, Any]:
+    return {"files": files}
+
+
+@agent.task("review")
+async def review(item: Page, index: int, *, strict: bool = False) -> str:
+    return f"{index}: {item.path}{' strictly' if strict else ''}"
+
+
+def two_pages(**fields: Any) -> list[NewTask]:
+    return [
+        NewTask("scan", key="scan", spec={"files": [{"path": "a"}, {"path": "b"}]}),
+        NewTask("review", key="review", **({"for_each": ForEach("scan.files")} | fields)),
+    ]
+
+
+async def test_each_item_of_a_list_arrives_as_an_argument(shaft: Lineshaft) -> None:
+    """As the parameter's type; a typed task may have the list too, and others take parts of outputs."""
+    dag = await shaft.submit_dag(
+        "Reviews",
+        [
+            *two_pages(spec={"strict": True}),
+            NewTask("look", key="look", inputs={"second": "review.1", "path": "scan.files.0.path"}),
+        ],
+    )
+    await drain(shaft, agent)
+
+    assert await dag["review"].result(60) == ["0: a strictly", "1: b strictly"]
+    assert await dag["look"].result(60) == {"second": "1: b strictly", "path": "a"}
+    task = await dag["review"].task()
+    assert task.for_each == ForEachInfo("scan.files")
+    children = (await shaft.list(parent_id=task.id)).items
+    assert sorted((child.index, child.item, child.title) for child in children) == [
+        (0, {"path": "a"}, "review [0]"),
+        (1, {"path": "b"}, "review [1]"),
+    ]
+
+
+async def test_an_item_of_the_wrong_type_fails_with_its_reason(shaft: Lineshaft) -> None:
+    dag = await shaft.submit_dag(
+        "Reviews",
+        [
+            NewTask("scan", key="scan", spec={"files": [{"name": "a"}]}),
+            NewTask("review", key="review", for_each=ForEach("scan.files")),
+        ],
+    )
+    await drain(shaft, agent)
+
+    (child,) = (await shaft.list(parent_id=dag["review"].id)).items
+    assert child.failure_category == "invalid_input"
+    assert child.failure_reason is not None
+    assert (
+        "index: int, strict: bool = False) expects tests.agent.test_inputs.Page, but the item of the list "
+        "doesn't fit: Object missing required field"
+    ) in child.failure_reason
+    assert (await shaft.get(dag["review"])).failure_reason == f"child {child.id} failed"
+
+
+async def test_a_part_that_is_not_there_is_named(shaft: Lineshaft) -> None:
+    dag = await shaft.submit_dag(
+        "A page",
+        [
+            NewTask("scan", key="scan", spec={"files": []}),
+            NewTask("implement", key="implement", inputs={"notes": "scan.files.0"}),
+        ],
+    )
+    await drain(shaft, agent)
+
+    reason = (await shaft.get(dag["implement"])).failure_reason
+    assert reason is not None
+    assert f"notes ({dag['scan'].id}.files.0) did not come along: the output has no such part" in reason
+
+
+async def test_a_part_of_a_large_output(shaft: Lineshaft) -> None:
+    """The output is in the artifact store; the agent takes the part."""
+    large = ["x" * (2 << 20), "small"]
+    dag = await shaft.submit_dag(
+        "Large",
+        [
+            NewTask("scan", key="scan", spec={"files": large}),
+            NewTask("look", key="look", inputs={"small": "scan.files.1", "none": "scan.files.2"}),
+        ],
+    )
+    await drain(shaft, agent)
+
+    assert await dag["look"].result(60) == {"small": "small"}

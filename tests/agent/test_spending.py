@@ -46,6 +46,25 @@ async def test_spending_outside_a_step_raises_and_the_cost_is_there(shaft: Lines
     assert (task.cost_usd, task.tokens_used.input) == (Decimal("1.1"), 7)
 
 
+async def test_an_unknown_cost(shaft: Lineshaft) -> None:
+    """Tokens count, and what is known beside it."""
+    agent, costs = Agent("a"), list[Decimal | None]()
+
+    @agent.task("t")
+    async def t(ctx: TaskContext) -> None:
+        ctx.spend(None, tokens_input=5, tokens_output=2)
+        costs.append(ctx._execution.spent.cost_usd)
+        ctx.spend(0.25, tokens_input=1)
+        costs.append(ctx._execution.spent.cost_usd)
+        ctx.spend(None, tokens_input=1)
+        costs.append(ctx._execution.spent.cost_usd)
+
+    task = await one(shaft, agent, "t")
+
+    assert costs == [None, Decimal("0.25"), Decimal("0.25")]
+    assert (task.cost_usd, task.tokens_used.input, task.tokens_used.output) == (Decimal("0.25"), 7, 2)
+
+
 async def test_a_step_is_recorded_before_its_cost_raises(shaft: Lineshaft) -> None:
     """R-235: nothing raises within the step, so its result isn't paid for again."""
     agent = Agent("a")

@@ -1,4 +1,4 @@
-"""llm-judge: scores and thresholds, and a judge behind a real HTTP server."""
+"""llm-judge: scores and thresholds, and a model behind a real HTTP server."""
 
 import math
 from collections.abc import Iterator
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from lineshaft.checks.judge import JudgeCheck, Judgement
-from lineshaft.checks.openai_judge import MAX_OUTPUT, OpenAIJudge
+from lineshaft.checks.llm_judge import MAX_OUTPUT, LLMJudge
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict
+from lineshaft.integrations.llm.configuration import LLMConfig
 from tests.checks.candidate import candidate
-from tests.checks.judge_server import JudgeServer, judge_server
+from tests.llm_server import USAGE, LLMServer, Reply, llm_server
 
 CRITERIA = {"criteria": "Is it short?"}
 
@@ -67,7 +68,7 @@ def test_the_schema_of_a_judge_gate(schema: Any, said: str) -> None:
 
 def test_without_a_judge_the_gate_is_rejected() -> None:
     """R-097: rejected at submission, with what to do."""
-    assert "LINESHAFT_JUDGE_URL" in (JudgeCheck(None).fault(CRITERIA) or "")
+    assert "LINESHAFT_LLM_MODEL" in (JudgeCheck(None).fault(CRITERIA) or "")
 
 
 @pytest.mark.parametrize("score", [math.nan, -0.1, 1.5, True, "0.5"])
@@ -77,41 +78,41 @@ async def test_invalid_scores(score: Any) -> None:
     assert caught.value.cost_usd == Decimal("0.01")
 
 
-# Behind an OpenAI-compatible API.
+# A language model behind an OpenAI-compatible API.
 
 
 @pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with judge_server() as running:
+def server() -> Iterator[LLMServer]:
+    with llm_server(LLMServer(reply=Reply({"score": 0.9, "reasons": ["clear"]}))) as running:
         yield running
 
 
-async def test_the_request_follows_the_openai_api(server: JudgeServer) -> None:
-    judge = OpenAIJudge(server.url, "gpt-4o-mini", "sk-secret")
+def judge(server: LLMServer, model: str = "m") -> LLMJudge:
+    return LLMJudge(LLMConfig(model=model, url=server.url, api_key="sk-secret"))
 
-    found = await judge.judge("Is it short?", candidate({"answer": 42}, spec={"goal": "an answer"}))
+
+async def test_the_judge_asks_for_a_score(server: LLMServer) -> None:
+    asked = judge(server, "gpt-4o-mini")
+
+    found = await asked.judge("Is it short?", candidate({"answer": 42}, spec={"goal": "an answer"}))
 
     assert (found.score, found.reasons, found.model) == (0.9, ("clear",), "gpt-4o-mini")
     (request,) = server.requests
     assert (request["path"], request["model"]) == ("/v1/chat/completions", "gpt-4o-mini")
     assert request["response_format"] == {"type": "json_object"}
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    assert "never an instruction" in request["messages"][0]["content"]
+    assert '"score"' in request["messages"][0]["content"]
     question = request["messages"][1]["content"]
     assert "Is it short?" in question
     assert '"answer": 42' in question
     assert "an answer" in question
     assert server.headers[0]["Authorization"] == "Bearer sk-secret"
-    assert "sk-secret" not in repr(judge)
+    assert "sk-secret" not in repr(asked)
 
 
-async def test_without_a_key_none_is_sent(server: JudgeServer) -> None:
-    await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
-
-    assert "Authorization" not in server.headers[0]
-
-
-async def test_a_long_output_is_truncated_with_a_note(server: JudgeServer) -> None:
-    await OpenAIJudge(server.url, "m").judge("?", candidate("x" * (2 * MAX_OUTPUT)))
+async def test_a_long_output_is_truncated_with_a_note(server: LLMServer) -> None:
+    await judge(server).judge("?", candidate("x" * (2 * MAX_OUTPUT)))
 
     question = server.requests[0]["messages"][1]["content"]
     assert len(question) < MAX_OUTPUT + 1_000
@@ -119,61 +120,36 @@ async def test_a_long_output_is_truncated_with_a_note(server: JudgeServer) -> No
 
 
 @pytest.mark.parametrize(
-    ("usage", "model", "cost"),
-    [
-        ({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.0042}, "any", Decimal("0.0042")),
-        ({"prompt_tokens": 1_000_000, "completion_tokens": 0}, "gpt-4o-mini", Decimal("0.15")),
-        ({"prompt_tokens": 1_000, "completion_tokens": 1}, "a-model-that-nobody-knows", None),
-        ({"cost": "much"}, "any", None),
-        ({"cost": -1}, "any", None),
-        (None, "gpt-4o-mini", None),
-        ("lots", "gpt-4o-mini", None),
-    ],
-)
-async def test_the_cost_of_a_call(server: JudgeServer, usage: Any, model: str, cost: Decimal | None) -> None:
-    """From the response, otherwise from the price list; unknown is not the same as zero."""
-    server.usage, server.model = usage, model
-
-    assert (await OpenAIJudge(server.url, model).judge("?", candidate("x"))).cost_usd == cost
-
-
-@pytest.mark.parametrize(
     "content",
-    ['```json\n{"score": 0.5}\n```', 'Here you are: {"score": 0.5}', '{"score": 0.5, "more": {"a": 1}}'],
+    ["I like it", {"reasons": []}, {"score": "high"}, {"score": 1, "reasons": 7}, "{", [1]],
 )
-async def test_text_around_the_json_is_ignored(server: JudgeServer, content: str) -> None:
-    server.content = content
+async def test_an_unreadable_response_still_costs(server: LLMServer, content: Any) -> None:
+    server.reply = Reply(content, usage=USAGE | {"cost": 0.5})
 
-    assert (await OpenAIJudge(server.url, "m").judge("?", candidate("x"))).score == 0.5
-
-
-@pytest.mark.parametrize(
-    "content", ["I like it", '{"reasons": []}', '{"score": "high"}', '{"score": 1, "reasons": 7}', "{"]
-)
-async def test_an_unreadable_response_still_costs(server: JudgeServer, content: str) -> None:
-    server.content, server.usage = content, {"cost": 0.5}
-
-    with pytest.raises(NoVerdict, match="can't read the judge's response") as caught:
-        await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
+    with pytest.raises(NoVerdict, match="judge") as caught:
+        await judge(server).judge("?", candidate("x"))
 
     assert caught.value.cost_usd == Decimal("0.5")
 
 
-@pytest.mark.parametrize(
-    "body", [b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}']
-)
-async def test_responses_that_are_not_from_an_openai_api(server: JudgeServer, body: bytes) -> None:
-    server.body = body
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"choices": []}'])
+async def test_what_a_response_of_another_protocol_cost_is_unknown(server: LLMServer, body: bytes) -> None:
+    server.reply = Reply(body=body)
 
-    with pytest.raises(NoVerdict, match="the judge's response"):
-        await OpenAIJudge(server.url, "m").judge("?", candidate("x"))
+    with pytest.raises(NoVerdict, match="the judge gave no verdict") as caught:
+        await judge(server).judge("?", candidate("x"))
+
+    assert caught.value.cost_usd is None
 
 
-async def test_an_unreachable_judge_gives_no_verdict(server: JudgeServer) -> None:
-    """It is repeated later; no message contains the key."""
-    server.status, server.body = 429, b'{"error": "slow down"}'
-    with pytest.raises(NoVerdict, match=r"HTTP 429.*slow down"):
-        await OpenAIJudge(server.url, "m", "sk-secret").judge("?", candidate("x"))
+async def test_a_refused_call_costs_nothing_and_no_message_has_the_key(server: LLMServer) -> None:
+    """It is repeated later."""
+    server.reply = Reply("slow down, sk-secret", status=429)
+    with pytest.raises(NoVerdict, match=r"HTTP 429.*slow down, \*\*\*") as caught:
+        await judge(server).judge("?", candidate("x"))
+    assert caught.value.cost_usd == 0
+    nowhere = LLMJudge(LLMConfig(model="m", url="http://127.0.0.1:9/v1", api_key="sk-secret"))
     with pytest.raises(NoVerdict, match="can't be reached") as caught:
-        await OpenAIJudge("http://127.0.0.1:9/v1", "m", "sk-secret").judge("?", candidate("x"))
+        await nowhere.judge("?", candidate("x"))
     assert "sk-secret" not in str(caught.value)
+    assert caught.value.cost_usd == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lineshaft.checks import registry
 from lineshaft.checks.command import CheckCommand
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import MAX_REASON, MAX_REASONS, CandidateOutput, NoVerdict, Verdict, rejected
@@ -130,9 +131,38 @@ def test_checks_from_settings(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("half", [{"judge_url": "http://localhost/v1"}, {"judge_model": "m"}])
-def test_a_judge_without_a_model(half: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match="needs a URL and a model"):
+@pytest.mark.parametrize(
+    ("settings", "address", "model"),
+    [
+        ({"judge_url": "http://a/v1", "judge_model": "m", "judge_api_key": "k"}, ("http://a/v1", "k"), "m"),
+        # The key of one address is never sent to another.
+        ({"judge_url": "http://a/v1", "judge_model": "m", "llm_api_key": "k"}, ("http://a/v1", None), "m"),
+        ({"llm_url": "http://b/v1", "llm_model": "n", "llm_api_key": "k"}, ("http://b/v1", "k"), "n"),
+        (
+            {"judge_model": "m", "llm_url": "http://b/v1", "llm_model": "n", "llm_api_key": "k"},
+            ("http://b/v1", "k"),
+            "m",
+        ),
+        ({"judge_model": "openai:gpt-5-mini"}, (None, None), "openai:gpt-5-mini"),
+    ],
+)
+def test_whose_model_judges(settings: dict[str, Any], address: tuple[Any, Any], model: str) -> None:
+    """A model for judges, otherwise that of the installation."""
+    judge = registry.judge_of(Settings(**settings))
+
+    assert judge is not None
+    assert ((judge.config.url, judge.config.api_key), judge.config.model) == (address, model)
+
+
+@pytest.mark.parametrize(
+    ("half", "said"),
+    [
+        ({"judge_url": "http://localhost/v1"}, "LINESHAFT_JUDGE_URL needs a model too"),
+        ({"judge_model": "m"}, "Nothing says where the model 'm' is"),
+    ],
+)
+def test_half_a_judge(half: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
         Checks.from_settings(Settings(**half))
 
 

@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 from lineshaft.clock import MovableClock
 from lineshaft.engine.engine import Engine
 from lineshaft.model.tasks import NewTask, RetrySpec
+from lineshaft.operations.quotas import NewRate, SetQuota
 from lineshaft.types import Scope
+from lineshaft.types.reservations import NewReservation, Units
 from lineshaft.types.work import ClaimRef, Failure
 from tests.world import Actions, cost, record_step
 
@@ -77,5 +79,11 @@ async def fill(dsn: str) -> str:
         task = await actions.take(coder)
         held = [ClaimRef(task.id, task.epoch)]
         half = b'{"percent": 50}'
+        rate = NewRate(amount=100_000, unit="tokens", per_sec=86_400)
+        await past.quotas.set(SetQuota(name="large", match="model:large", rate=rate))
+        await past.quotas.set(
+            SetQuota(name="customers", match="customer:*", each=False, max_running=20, max_waiting=500)
+        )
+        await past.reservations.acquire(NewReservation(held[0], "model:large", Units(tokens=12_500)))
         await actions.heartbeat("coder", coder.incarnation, held, progress=half, spent=cost("0.2"))
     return dag.id

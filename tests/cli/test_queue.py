@@ -32,7 +32,14 @@ tasks:
 """
 
 
-def work(dsn: str, *, error: str | None = None, category: str | None = None, spent: str | None = None) -> str:
+def work(
+    dsn: str,
+    *,
+    error: str | None = None,
+    category: str | None = None,
+    spent: str | None = None,
+    output: bytes = b'{"answer": 42}',
+) -> str:
     """An agent does, or fails at, what is next."""
 
     async def once() -> str:
@@ -42,7 +49,7 @@ def work(dsn: str, *, error: str | None = None, category: str | None = None, spe
             claim = ClaimRef(task.id, task.epoch)
             used = Spent(None if spent is None else Decimal(spent))
             if error is None:
-                await engine.work.complete([Completion(claim, b'{"answer": 42}', spent=used)])
+                await engine.work.complete([Completion(claim, output, spent=used)])
             else:
                 await engine.work.fail([Failure(claim, error, category)])
             return task.id
@@ -103,6 +110,33 @@ def test_a_dag_from_a_file_as_a_tree(cli: Cli, tmp_path: Path) -> None:
     assert "unlimited" in cli("dag", "budget", made["dag"]["id"], "--no-ceiling").out
     cancelled = cli("dag", "cancel", made["dag"]["id"], "--reason", "no longer wanted", "--json").json
     assert cancelled["status"] == "cancelled"
+
+
+def test_a_list_is_one_line_of_the_tree(cli: Cli, tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "dag.yaml").write_text(
+        "title: Reviews\ntasks:\n"
+        "  - {key: scan, type: scan}\n"
+        "  - {key: review, type: review, for_each: {over: scan.answer, max: 7, concurrency: 2}}\n"
+        "  - {key: report, type: report, depends_on: [review]}\n"
+    )
+    made = cli("submit", "--file", str(tmp_path / "dag.yaml"), "--json").json
+    name, node = made["dag"]["id"], made["tasks"]["review"]
+    assert "review for each of scan.answer " in cli("dag", "show", name).out
+    why = cli("why", node).out
+    assert f"Waits for the list scan.answer: {made['tasks']['scan']} (READY)" in why
+    work(dsn, output=b'{"answer": ["a", "b", "c"]}')
+
+    tree = cli("dag", "show", name).out.splitlines()[-3:]
+    assert tree[1].startswith("└─ review for each of scan.answer: 1 PENDING, 2 READY ")
+    assert tree[2].startswith("   └─ report ")
+    shown = cli("task", "show", node).out
+    assert "For each   item of scan.answer, at most 7, 2 at once\n" in shown
+    children = cli("task", "list", "--parent-id", node, "--json").json
+    last = max(children, key=lambda child: child["index"])
+    assert 'Item       2: "c"\n' in cli("task", "show", last["id"]).out
+    why = cli("why", last["id"]).out
+    assert "Waits for its turn, because at most 2 children of its list run at once: " in " ".join(why.split())
+    assert "Waits for its children" in cli("why", node).out
 
 
 def test_the_tree_of_a_long_chain_stays_narrow(cli: Cli, tmp_path: Path) -> None:
@@ -290,6 +324,23 @@ def test_guards(cli: Cli, dsn: str) -> None:
     assert changed["status"] == "draining"
 
 
+def test_quotas(cli: Cli) -> None:
+    assert "No quotas" in cli("quotas").out
+    assert cli("quotas", "list", "--json").json == []
+    limits = ("--max-running", "3", "--max-waiting", "0", "--rate", "2.5/60", "--unit", "usd", "--shared")
+    made = cli("quotas", "set", "customers", "customer:*", *limits, "--weight", "2", "--json").json
+    rate = {"amount": 2.5, "unit": "usd", "per_sec": 60}
+    assert (made["each"], made["max_running"], made["max_waiting"], made["weight"]) == (False, 3, 0, 2)
+    assert made["rate"] == rate
+    assert cli("quotas", "--json").json == [made]
+    shown = cli("quotas", "show", "customers", "--json").json
+    assert shown == {"quota": made, "keys": [], "users": [], "waiters": []}
+    assert cli("quotas", "set", "customers", "customer:*", "--json").json["max_running"] is None
+    assert cli("quotas", "delete", "customers", "--json").json == {"name": "customers", "deleted": True}
+    missing = cli("quotas", "show", "customers")
+    assert (missing.code, "There is no quota 'customers'" in missing.err) == (1, True)
+
+
 def test_what_is_done_by_hand_names_the_account_and_the_reason(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +420,7 @@ def test_events_in_order_and_stats(cli: Cli, dsn: str) -> None:
     assert cli("stats", "--json").json["by_status"]["COMPLETED"] == 1
 
 
+@pytest.mark.slow("calls every command")
 def test_every_command_explains_itself_and_is_completed(cli: Cli) -> None:
     names = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     assert names is not None
@@ -574,6 +626,35 @@ def test_a_misspelt_command_gets_a_suggestion(cli: Cli, arguments: tuple[str, ..
     said = cli(*arguments)
 
     assert (said.code, hint in said.err) == (2, True), said.err
+
+
+def test_a_waiting_task_is_replaced(cli: Cli) -> None:
+    newest = ("--idempotency-key", "k", "--on-conflict", "replace_waiting")
+    task_id = cli("submit", "x", *newest, "--debounce", "60", "--max-wait", "90", "--json").json["id"]
+    cli("submit", "x", *newest, "--debounce", "60", "--spec", '{"n": 2}')
+    waits = cli("why", task_id)
+
+    again = cli("submit", "x", *newest)
+    refused = cli("submit", "x", "--idempotency-key", "k", "--on-conflict", "reject")
+
+    assert "A submission with its idempotency key replaced it at" in waits.out
+    assert f"{task_id} (existing task with this idempotency key, replaced)" in again.out
+    assert cli("submit", "x", *newest, "--json").json["replaced"] is True
+    assert (refused.code, "(on_conflict reject)" in refused.err) == (1, True)
+    assert f"task.replaced  {account()}" in cli("task", "show", task_id).out
+
+
+def test_a_file_replaces_waiting_tasks(cli: Cli, tmp_path: Path) -> None:
+    task = {"type": "x", "idempotency_key": "k", "on_conflict": "replace_waiting"}
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps([task, {"type": "y"}]))
+
+    assert cli("submit", "--file", str(file)).out == "Submitted 2 tasks.\n"
+    said = cli("submit", "--file", str(file))
+    listed = cli("submit", "--file", str(file), "--json").json["items"]
+
+    assert said.out == "Submitted 2 tasks, 1 of which replaced waiting ones.\n"
+    assert [item["replaced"] for item in listed] == [True, False]
 
 
 def test_a_signal_is_sent(cli: Cli, dsn: str) -> None:

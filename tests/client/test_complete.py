@@ -40,7 +40,9 @@ NAMES = {
     "ready": "health",
 }
 #: Operations for agents, for Prometheus and for another system; those of artifacts are in `shaft.artifacts`.
-ELSEWHERE = {"agents", "artifacts", "claims", "work", "metrics", "monitoring", "routes", "hooks"}
+ELSEWHERE = {
+    *("agents", "artifacts", "claims", "work", "metrics", "monitoring", "routes", "hooks", "reservations"),
+}
 #: Operations that are methods of `shaft.sources`.
 OF_SOURCES = {
     "list_sources": "list",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from msgspec.inspect import StructType
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lineshaft import Agent, Lineshaft, NewTask, SyncLineshaft
+from lineshaft import Agent, Lineshaft, NewTask, RateLimited, SyncLineshaft, TaskContext
 from lineshaft.errors import InvalidInputError
 from lineshaft.operations.agents import RegisterAgent, register_agent
 from lineshaft.server.app import OPERATIONS
@@ -24,7 +25,7 @@ from tests.wire_types import wire_types
 class LaterAgent(NewAgent, frozen=True, kw_only=True):
     """As a later version may declare it."""
 
-    accounts: Annotated[tuple[str, ...], Needs("accounts")] = ()
+    regions: Annotated[tuple[str, ...], Needs("regions")] = ()
 
 
 class Item(Request, frozen=True, kw_only=True):
@@ -36,20 +37,20 @@ class Batch(Request, frozen=True, kw_only=True):
     items: list[Item]
 
 
-AGENT = LaterAgent(id="later", capabilities=("code",), accounts=("team-1",))
+AGENT = LaterAgent(id="later", capabilities=("code",), regions=("eu-1",))
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a later version, with a feature; the announcements of servers are edited."""
-    monkeypatch.setattr(features, "FEATURES", frozenset({"accounts"}))
+    monkeypatch.setattr(features, "FEATURES", frozenset({"regions"}))
 
 
 @contextmanager
 def server(
     thread: ServerThread, dsn: str, *, announces: list[str] | None, takes: bool = False
 ) -> Iterator[tuple[str, list[Any]]]:
-    """The URL of a server and the registrations that it gets; `takes`: it knows the field `accounts`."""
+    """The URL of a server and the registrations that it gets; `takes`: it knows the field `regions`."""
     registrations: list[Any] = []
 
     def edit(path: str, answer: Any) -> Any:
@@ -66,7 +67,7 @@ def server(
                     body = msgspec.json.decode(message["body"])
                     registrations.append(dict(body))
                     if takes:
-                        body.pop("accounts", None)
+                        body.pop("regions", None)
                         message["body"] = msgspec.json.encode(body)
                 return message
 
@@ -96,11 +97,11 @@ async def test_a_field_that_the_server_has_not_announced_is_left_out(
 async def test_a_field_that_the_server_has_announced_is_sent_with_the_first_call(
     dsn: str, server_thread: ServerThread
 ) -> None:
-    with server(server_thread, dsn, announces=["accounts"], takes=True) as (url, registrations):
+    with server(server_thread, dsn, announces=["regions"], takes=True) as (url, registrations):
         async with Lineshaft(url) as shaft:
             await shaft.backend.call(register_agent, RegisterAgent(agent=AGENT))
 
-    assert [body["accounts"] for body in registrations] == [["team-1"]]
+    assert [body["regions"] for body in registrations] == [["eu-1"]]
 
 
 @pytest.mark.usefixtures("later")
@@ -108,13 +109,13 @@ async def test_where_an_older_server_answers_too_it_gets_what_it_understands(
     dsn: str, server_thread: ServerThread
 ) -> None:
     """Behind a load balancer during an upgrade, the server that announces isn't the one that is asked."""
-    with server(server_thread, dsn, announces=["accounts"]) as (url, registrations):
+    with server(server_thread, dsn, announces=["regions"]) as (url, registrations):
         async with Lineshaft(url) as shaft:
             registered = await shaft.backend.call(register_agent, RegisterAgent(agent=AGENT))
             agents = (await shaft.agents()).items
 
     assert [sorted(body) for body in registrations] == [
-        ["accounts", "capabilities", "id"],
+        ["capabilities", "id", "regions"],
         ["capabilities", "id"],
     ]
     assert [(agent.id, agent.incarnation) for agent in agents] == [("later", registered.incarnation)]
@@ -125,7 +126,7 @@ async def test_a_mistake_is_refused_as_ever(dsn: str, server_thread: ServerThrea
     class Misspelt(NewAgent, frozen=True, kw_only=True):
         capability: str = ""
 
-    with server(server_thread, dsn, announces=["accounts"]) as (url, registrations):
+    with server(server_thread, dsn, announces=["regions"]) as (url, registrations):
         async with Lineshaft(url) as shaft:
             with pytest.raises(InvalidInputError, match="capability: unknown field"):
                 await shaft.backend.call(
@@ -190,3 +191,28 @@ async def test_an_older_server_is_told_of_a_crash(
             task = await shaft.submit(NewTask("t", max_attempts=1))
             await agent.run(shaft, until_idle=True, handle_signals=False)
             assert (await shaft.get(task)).failure_category == category
+
+
+async def test_an_older_server_gets_neither_accounts_nor_instants(
+    dsn: str, server_thread: ServerThread
+) -> None:
+    """It is told how long the wait is; handlers get no account."""
+    agent = Agent("a", accounts=["team-1"])
+    used: list[str | None] = []
+
+    @agent.task("t")
+    async def handler(ctx: TaskContext) -> None:
+        used.append(ctx.account)
+        raise RateLimited(retry_at=datetime.now(UTC) + timedelta(minutes=30), account="team-1")
+
+    with server(server_thread, dsn, announces=[features.ERROR_CATEGORY]) as (url, registrations):
+        async with Lineshaft(url) as shaft:
+            task = await shaft.submit(NewTask("t"))
+            await agent.run(shaft, until_idle=True, handle_signals=False)
+            found = await shaft.get(task)
+            keys = [slowdown.key for slowdown in (await shaft.slowdowns()).items]
+
+    assert all("accounts" not in body for body in registrations)
+    assert (used, keys, found.attempts) == ([None], ["*"], 0)
+    assert found.retry_at is not None
+    assert timedelta(minutes=29) < found.retry_at - datetime.now(UTC) < timedelta(minutes=31)

@@ -10,7 +10,7 @@ import pytest
 
 from lineshaft import Agent, Fail, Lineshaft, NewTask, Resolution, SyncLineshaft, TaskContext
 from lineshaft.client.handles import DagHandle, SyncTaskHandle, TaskHandle
-from lineshaft.errors import InvalidInputError, OutputTypeError, TaskCancelled, TaskFailed
+from lineshaft.errors import AlreadyExistsError, InvalidInputError, OutputTypeError, TaskCancelled, TaskFailed
 from lineshaft.model.states import Status
 from lineshaft.testing import Workbench
 from tests.client.helpers import engine_of, finish_all
@@ -77,7 +77,10 @@ async def test_an_output_of_another_type_raises(shaft: Lineshaft) -> None:
 
 async def test_what_has_no_result_raises(shaft: Lineshaft) -> None:
     failing, lying, crashing = await shaft.submit_many(
-        [research.new(prompt="fail"), liar.new(), research.new("crash").with_options(max_attempts=1)]
+        [
+            research.new(prompt="fail"),
+            *(task.with_options(max_attempts=1) for task in (liar.new(), research.new("crash"))),
+        ]
     )
     await work(shaft)
     # After the others, which would not be claimed while its rate limit slows everything down.
@@ -126,6 +129,25 @@ async def test_a_duplicate_is_marked(shaft: Lineshaft) -> None:
     assert repr(second) == f"<TaskHandle {first.id} duplicate>"
     await work(shaft)
     assert await second.result(60) == Notes("a", MOMENT)
+
+
+async def test_a_replacement_is_marked(shaft: Lineshaft) -> None:
+    """Over a database and over HTTP; durations as everywhere."""
+    newest: dict[str, Any] = {"idempotency_key": "k", "on_conflict": "replace_waiting"}
+    wait = newest | {"debounce_sec": timedelta(minutes=1), "max_wait_sec": timedelta(minutes=2)}
+    first = await shaft.submit(research.new(prompt="a"), **wait)
+    second = await shaft.submit(research.new(prompt="b"), **newest)
+    (third,) = await shaft.submit_many([research.new(prompt="c").with_options(**newest)])
+
+    assert [one.replaced for one in (first, second, third)] == [False, True, True]
+    assert [one.duplicate for one in (first, second, third)] == [False] * 3
+    assert first == second == third
+    task = await shaft.get(first)
+    assert (task.status, task.spec["prompt"]) == (Status.READY, "c")
+    with pytest.raises(AlreadyExistsError, match="on_conflict reject"):
+        await shaft.submit(research.new(prompt="d"), idempotency_key="k", on_conflict="reject")
+    with pytest.raises(InvalidInputError, match="idempotency_key, which is missing"):
+        await shaft.submit(research.new(prompt="d"), on_conflict="reject")
 
 
 async def test_a_dag_has_its_tasks_by_key(shaft: Lineshaft) -> None:

@@ -398,7 +398,8 @@ def test_no_field_of_an_outcome_is_left_out() -> None:
     """A field that is added to one of them must be added to the body, too."""
     claim, spent = ClaimRef("task_1", 7, "token"), Spent(Decimal("0.100000"), 1, 2)
     completion = Completion(claim, b"1", b"[2]", b'{"why":"3"}', spent, "markdown")
-    failure = Failure(claim, "it broke", "timeout", 1.5, spent, "Traceback")
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    failure = Failure(claim, "it broke", "timeout", 1.5, spent, "Traceback", retry_at=at, account="team-1")
     release = Release(claim, 2.5, spent)
     cancellation = Cancellation(claim, "enough", cascade=False, spent=spent)
     step = NewStep(claim, "a", b"1", Decimal("0.100000"), spent, "digest")

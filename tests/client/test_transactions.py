@@ -342,6 +342,23 @@ async def test_all_fields_with_asyncpg(shaft: Lineshaft, asyncpg_connection: Any
         assert getattr(mine, name) == getattr(ours, name)
 
 
+async def test_a_replacement_on_asyncpg(shaft: Lineshaft, asyncpg_connection: Any) -> None:
+    newest: dict[str, Any] = {"idempotency_key": "k", "on_conflict": "replace_waiting", "debounce_sec": 60}
+    first = await shaft.submit(NewTask("x", lock_key="a"), idempotency_key="k")
+    for n in range(2):
+        async with asyncpg_connection.transaction():
+            again = await shaft.submit(NewTask("x", spec={"n": n}), connection=asyncpg_connection, **newest)
+        assert (again.id, again.replaced) == (first.id, True)
+
+    task = await shaft.get(first)
+    assert (task.spec, task.status) == ({"n": 1}, "PENDING")
+    del newest["debounce_sec"]
+    with pytest.raises(InvalidInputError, match="your own transaction"):
+        await shaft.submit(
+            NewTask("x"), connection=asyncpg_connection, **(newest | {"on_conflict": "cancel_running"})
+        )
+
+
 async def test_what_is_refused_leaves_an_asyncpg_transaction_usable(
     shaft: Lineshaft, asyncpg_connection: Any, connection: psycopg.Connection
 ) -> None:

@@ -44,6 +44,7 @@ _OWN: dict[str, Callable[[Sample], list[str]]] = {
         f"/approvals/{sample.to_approve}",
         f"/approvals/{sample.for_person}",
     ],
+    "/quotas/edit:{name:path}": lambda sample: ["/quotas/edit:", f"/quotas/edit:{sample.quota}"],
     "/costs/{table}.csv": lambda _: ["/costs/type.csv"],
 }
 
@@ -56,7 +57,8 @@ def _names(sample: Sample, path: str) -> dict[str, str]:
         "{id}": ids.get(area, ""),
         "{id:path}": ids.get(area, ""),
         "{task_id}": sample.dead if area == "dead-letters" else sample.to_approve,
-        "{name:path}": sample.source,
+        "{name}": sample.quota,
+        "{name:path}": sample.quota if area == "quotas" else sample.source,
         "{type:path}": "translate",
         "{key:path}": "contract-17",
         "{verb}": "cancel",

@@ -10,7 +10,8 @@ from typing import Any
 
 from lineshaft import Agent, Fail, Gate, Lineshaft, OutputContract, RetrySpec, TaskContext
 from lineshaft.operations import agents
-from lineshaft.types import NewAgent, NewTask
+from lineshaft.types import NewAgent, NewTask, Rate, RateUnit
+from lineshaft.types.reservations import NewReservation, Units
 from lineshaft.types.sources import NewSource, SourceKind
 from lineshaft.types.work import ClaimRef, Failure
 
@@ -47,6 +48,7 @@ class Sample:
     pattern: str
     agent: str = "writer"
     source: str = "monday-report"
+    quota: str = "large-model"
 
 
 def _fleet() -> list[Agent]:
@@ -149,7 +151,10 @@ async def fill(shaft: Lineshaft) -> Sample:
     await shaft.submit(NewTask(type="translate", title="Translate into French", priority=2))
     locked = await shaft.submit(NewTask(type="edit", title="Edit the contract", lock_key="contract-17"))
     waiting = await shaft.submit(NewTask(type="edit", title="Proofread the contract", lock_key="contract-17"))
-    await hold(shaft, "edit", "editor")
+    (editing,) = await hold(shaft, "edit", "editor")
+    await shaft.set_quota("large-model", "model:large", rate=Rate(100_000, RateUnit.TOKENS, 60))
+    await shaft.set_quota("customers", "customer:*", max_running=3, max_waiting=200)
+    await shaft.backend.acquire(NewReservation(editing, "model:large", Units(tokens=64_000)), wait_sec=0)
     await _meet_rate_limit(shaft)
     await shaft.open_breaker("deploy", reason="The host is being moved")
     done = dag.tasks["research-market"].id

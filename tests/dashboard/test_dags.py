@@ -51,6 +51,42 @@ async def test_a_dag_shows_its_picture_its_tasks_and_what_holds_it_up(served: Se
     assert "flowchart LR" in (await person.get(f"/dags/{dag}/picture.mmd")).body.decode()
 
 
+async def test_a_list_is_one_box_that_opens(served: Served) -> None:
+    """With its children by state, however many there are; opened, each has a box."""
+    tasks = [
+        {"key": "scan", "type": "scan"},
+        {"key": "review", "type": "review", "for_each": {"over": "scan.files", "max": 5_000}},
+        {"key": "report", "type": "report", "depends_on": ["review"]},
+    ]
+    reply = await served.client.post("/v1/dags", {"title": "Reviews", "tasks": tasks})
+    dag, ids = reply.json["dag"]["id"], reply.json["tasks"]
+    person = Person(served)
+    assert "review for each of scan.files" in text_of(await person.page(f"/dags/{dag}"))
+    agent = await served.client.register()
+    task_id, token = await served.client.hold(agent)
+    done = {"claim_token": token, "output": {"data": {"files": list(range(3_000))}}}
+    assert (await served.client.post(f"/v1/tasks/{task_id}/complete", done)).status == 200
+    await served.client.hold(agent)
+
+    page = await person.page(f"/dags/{dag}")
+
+    assert len(re.findall('data-task="', page)) == 3
+    assert {"review ×3000", "1 running · 2,999 waiting", "3,000 items"} <= set(re.split(r"[<>]", page))
+    assert f'href="/dags/{dag}?open={ids["review"]}"' in page
+    assert "more are in the" not in text_of(page)
+    drawing = (await person.get(f"/dags/{dag}/picture.mmd")).body.decode()
+    assert '"review ×3000<br/>RUNNING"' in drawing
+    opened = await person.page(f"/dags/{dag}?open={ids['review']}")
+    assert "review ×3000" not in opened
+    assert "1,003 more are in the" in text_of(opened)
+    child = (await served.client.get(f"/v1/tasks?parent_id={ids['review']}&status=RUNNING")).json["items"][0]
+    assert (child["index"], child["item"], child["title"]) == (0, 0, "review [0]")
+    assert "For each item of scan.files , at most 5,000" in text_of(
+        await person.page(f"/tasks/{ids['review']}")
+    )
+    assert "Item 0 0" in text_of(await person.page(f"/tasks/{child['id']}"))
+
+
 async def test_a_dag_has_one_longest_path_and_boxes_have_names(served: Served) -> None:
     """By how long tasks take, not by their number: on the way to d, one slow task outweighs two fast ones."""
     tasks = [

@@ -665,6 +665,43 @@ async def change_the_limits(desk: Desk) -> None:
 # Sources.
 
 
+@drives("/quotas/edit:{name:path}", "/quotas/delete:{name:path}")
+async def set_change_and_delete_a_quota(desk: Desk) -> None:
+    await desk.tab.open("/quotas")
+    await desk.page.get_by_role("link", name="New quota").click()
+    await desk.page.get_by_label("Name", exact=True).fill("letters")
+    await desk.page.get_by_label("Key", exact=False).first.fill("type:letter")
+    await desk.page.get_by_label("Tasks at once").fill("2.5")
+    await desk.page.get_by_label("Amount").fill("60")
+    await desk.page.get_by_label("In seconds").fill("90")
+    await desk.page.get_by_label("Reason").fill("the printer is slow")
+    await desk.press("Create")
+    await expect(desk.page.get_by_role("alert")).to_contain_text("max_running")
+    await expect(desk.page.get_by_label("In seconds")).to_have_value("90")
+    await desk.page.get_by_label("Tasks at once").fill("2")
+    await desk.press("Create")
+    await desk.sees("Quota letters is set. It applies from the next claim.")
+    await expect(desk.page.locator(".facts")).to_contain_text("0 of 2")
+    desk.acted("quota.changed", "the printer is slow", name="letters", max_running=2)
+
+    await desk.page.get_by_role("link", name="Change…").click()
+    await expect(desk.page.get_by_label("Amount")).to_have_value("60")
+    await desk.page.get_by_label("Amount").fill("")
+    await desk.page.get_by_label("In seconds").fill("")
+    await desk.press("Change")
+    await desk.sees("Quota letters was changed. It applies from the next claim.")
+    quota = (await desk.engine.quotas.details("letters")).quota
+    assert (quota.max_running, quota.rate) == (2, None)
+    desk.acted("quota.changed", name="letters", max_running=2)
+
+    await desk.confirm("Delete…", "a new printer", confirm="Delete the quota")
+    await desk.sees("Quota letters was deleted. What waited for it can be claimed.")
+    assert "letters" not in {
+        each.name for each in (await desk.engine.quotas.page(limit=50, cursor=None)).items
+    }
+    desk.acted("quota.changed", "a new printer", name="letters", deleted=True)
+
+
 @drives("/sources/new/try", "/sources/new")
 async def create_a_source(desk: Desk) -> None:
     await desk.tab.open("/sources")

@@ -114,7 +114,7 @@ async def test_breakers_are_opened_and_reset(
     for key in ("", "k" * 501, "\x00"):
         refused = await person.submit("/guards/breakers/open", {"key": key})
         assert refused.status == 422
-        assert "must be a task type or model:NAME" in text_of(refused.body.decode())
+        assert "must be a task type, model:NAME" in text_of(refused.body.decode())
 
 
 async def test_a_slowdown_is_ended(served: Served, engine: Engine, connection: psycopg.Connection) -> None:

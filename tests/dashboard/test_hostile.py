@@ -12,8 +12,9 @@ from playwright.async_api import Browser
 
 from lineshaft import Gate, Lineshaft, OutputContract
 from lineshaft.operations import agents
-from lineshaft.types import NewAgent, NewTask
+from lineshaft.types import NewAgent, NewTask, Rate, RateUnit
 from lineshaft.types.json import encode as encoded
+from lineshaft.types.reservations import NewReservation, Units
 from lineshaft.types.sources import NewSource, SourceKind
 from lineshaft.types.work import ClaimRef, Completion, Failure
 from tests.dashboard.addresses import page_addresses
@@ -26,6 +27,7 @@ HOSTILE = (
     "{{7*7}}<script>window.pwned=1</script>'\"><img src=x onerror=window.pwned=1></textarea></title>"
     "--><!--end of part--><!--part live--></main>\x1b[31m\u202e\\u0000\x7f\u2066%00"
 )
+KEY = HOSTILE.replace("*", "")
 _LONG = HOSTILE + "<b>" * 350_000
 #: Names and values of fields, and texts to be edited.
 _FIELDS = re.compile(r' (?:name|value)="[^"]*"|(?s:<textarea.*?</textarea>)')
@@ -88,6 +90,8 @@ async def _attack(shaft: Lineshaft) -> Sample:
     )
     assert moved[0].error is None, moved
     running = await _claimed(shaft, agent, f"{HOSTILE} next")
+    await shaft.set_quota("hostile", KEY, rate=Rate(9, RateUnit.TOKENS, 60), reason=HOSTILE)
+    await shaft.backend.acquire(NewReservation(running, KEY, Units(tokens=1)), wait_sec=0)
     dead = running
     for number in range(2):
         await shaft.submit(_task(HOSTILE, lock_key=f"{HOSTILE} {number}"))
@@ -130,6 +134,7 @@ async def _attack(shaft: Lineshaft) -> Sample:
         pattern=groups[0].pattern,
         agent=agent,
         source="hostile",
+        quota="hostile",
     )
 
 

@@ -14,7 +14,7 @@ from lineshaft.engine import agents as engine_agents
 from lineshaft.engine.artifacts import artifacts
 from lineshaft.engine.review import dead_letters
 from lineshaft.engine.submit import drafts
-from lineshaft.model import fields, priority, ratelimit, reviews, tasks
+from lineshaft.model import fields, parts, priority, ratelimit, reviews, tasks
 from lineshaft.model.presets import FACTORY
 from lineshaft.server.framework import limits as server_limits
 from lineshaft.server.framework import streams
@@ -50,6 +50,7 @@ LIMITS: dict[str, list[tuple[str, str]]] = {
         ("a JSON schema of a gate", size(json_schema.MAX_BYTES)),
         ("tasks of one call, including children", f"{drafts.MAX_BATCH:,}"),
         ("levels of children in a submission", str(tasks.MAX_CHILD_DEPTH)),
+        ("items of a `for_each`", f"{parts.MAX_ITEMS:,}"),
     ],
     "Attempts": [
         ("an output, a checkpoint, the result of a step, as JSON", size(outcome.MAX_OUTPUT_BYTES)),

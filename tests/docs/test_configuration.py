@@ -54,6 +54,9 @@ TABLES = {
         *("circuit_breakers", "notifications", "sources", "source_folders", "loki_dir"),
     ),
     "Gates": ("validation_commands", "judge_url", "judge_model", "judge_api_key"),
+    "Language models": (
+        *("llm_model", "llm_fallback_models", "llm_url", "llm_api_key", "llm_prices", "llm_timeout_sec"),
+    ),
     "Redis": ("redis_url", "redis_events"),
     "OfficePlane": (
         *("officeplane_locks", "officeplane_lock_grace_sec", "officeplane_sse", "officeplane_prefix"),

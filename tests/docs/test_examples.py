@@ -13,14 +13,18 @@ from tests.embedded.helpers import stop_server
 from tests.valkey import valkey_server
 
 #: Languages of which a page may show a part without a title: nothing runs it.
-_SHOWN_ONLY = {"sql", "text", "ini", "yaml", "dockerfile", "json", "toml"}
+_SHOWN_ONLY = {"sql", "text", "ini", "yaml", "dockerfile", "json", "toml", "diff"}
 #: Their commands need an account, a service manager or a cluster.
 _NOT_RUN = {"docs/security.md"}
 _OWN_DATABASE = "docs/transactional-submit.md"
 _OWN_REDIS = "docs/officeplane.md"
 #: `tests/e2e/test_fresh_install.py` runs them on the built wheel.
-#: So does `test_redis_page.py`, with a Valkey.
-_RUN_ELSEWHERE = {"README.md", "docs/quick-start.md", "docs/redis.md"}
+#: So do `test_redis_page.py`, with a Valkey, and `test_models_page.py`, with a server of models.
+_RUN_ELSEWHERE = {
+    "README.md",
+    "docs/quick-start.md",
+    *("docs/redis.md", "docs/models.md", "docs/pydantic-ai.md"),
+}
 _RUN = [page for page in all_pages() if any(block.language == "sh" for block in blocks(page))]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lineshaft.duties import file_watcher
 from lineshaft.duties.file_watcher import FileWatcher
 from lineshaft.engine.engine import Engine
 from lineshaft.errors import InvalidInputError
@@ -196,19 +197,27 @@ async def test_a_folder_that_isnt_allowed_is_not_watched(
             allowed_root(bad, [str(root)])
 
 
-async def test_a_change_wakes_the_watcher(world: World, root: Path) -> None:
+class NotingLooks(FileWatcher, frozen=True):
+    has_looked: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    async def look(self) -> Any:
+        looked = await super().look()
+        self.has_looked.set()
+        return looked
+
+
+async def test_a_change_wakes_the_watcher(world: World, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_watcher, "_LOOK_AGAIN_SEC", 3600)
     await put(world.engine, source(root))
-    watcher = FileWatcher(world.engine.file_sources, [str(root)])
-    await watcher.look()
+    watcher = NotingLooks(world.engine.file_sources, [str(root)])
     waiting = asyncio.create_task(watcher.run_once())
+    await watcher.has_looked.wait()
     (root / "a.csv").write_text("1")
 
     async with asyncio.timeout(60):
-        counts = dict(await waiting)
-        while not counts:
-            counts = dict(await watcher.run_once())
+        assert dict(await waiting) == {}
 
-    assert counts == {"files created": 1}
+    assert await look(world, root) == {"files created": 1}
 
 
 @pytest.mark.slow("starts a process")

@@ -26,8 +26,8 @@ from lineshaft.types import CostCorrection, NewAgent
 from lineshaft.types.changes import TaskChange
 from lineshaft.types.costs import Disputed
 from lineshaft.types.work import ClaimedTask, Completion, Spent
-from tests.checks.judge_server import JudgeServer, judge_server
 from tests.invariants import check_invariants
+from tests.llm_server import LLMServer, Reply, llm_server
 from tests.world import ref
 
 ROOT = Path(__file__).parents[2]
@@ -225,25 +225,18 @@ async def test_a_server_that_is_killed_while_it_waits_for_a_judge(
 ) -> None:
     """Each time; nobody knows what the judge has cost. The limit holds, and every reservation comes back."""
     clock = MovableClock(datetime.now(UTC))
-    asked, hang_up = Event(), Event()
+    hang_up = Event()
 
-    class Slow(JudgeServer):
-        def answer(self) -> bytes:
-            asked.set()
-            hang_up.wait(180)
-            return super().answer()
-
-    with judge_server(Slow()) as server, ExitStack() as at_end:
+    with llm_server(LLMServer(reply=Reply(hold=hang_up))) as server, ExitStack() as at_end:
         at_end.callback(hang_up.set)
         async with node(dsn, clock, Judge(1.0)) as engine:
             new = NewTask("code", output=JUDGED, max_total_cost_usd=0.12)
             (task,) = await handed_in(engine, [new], ceiling=9, budget="9")
-            for _ in range(2):
+            for number in (1, 2):
                 doomed = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tests.duties.validator_program", dsn, server.url, cwd=ROOT
                 )
-                assert await asyncio.to_thread(asked.wait, 180)
-                asked.clear()
+                await asyncio.to_thread(server.wait_for, number)
                 doomed.kill()
                 await doomed.wait()
                 assert ledgers(connection)["dag reserved"] == Decimal("0.05")

@@ -15,7 +15,7 @@ import pytest
 
 from lineshaft.artifacts import open_store
 from lineshaft.checks.command import CheckCommand
-from lineshaft.checks.openai_judge import OpenAIJudge
+from lineshaft.checks.llm_judge import LLMJudge
 from lineshaft.checks.registry import Checks
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict
 from lineshaft.clock import MovableClock
@@ -24,15 +24,16 @@ from lineshaft.duties.validator import Validator
 from lineshaft.engine.artifacts import artifacts
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.review.gated_output import GatedOutput
+from lineshaft.integrations.llm.configuration import LLMConfig
 from lineshaft.model.tasks import Gate, NewTask, OutputContract
 from lineshaft.settings import Settings
 from lineshaft.types import NewAgent
 from lineshaft.types.data_refs import DataRef
 from lineshaft.types.work import ClaimedTask, Completion, Moved
-from tests.checks.judge_server import judge_server
 from tests.engine.artifacts.helpers import put
 from tests.gate_verdicts import gated_attempts
 from tests.invariants import check_invariants
+from tests.llm_server import USAGE, Reply, llm_server
 from tests.processes import gone
 from tests.proxy import proxied
 from tests.world import ref
@@ -95,9 +96,10 @@ async def test_a_judge_decides_and_its_cost_is_charged(
     dsn: str, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
     """R-097: score, reasons, model and cost are recorded."""
-    with judge_server() as server:
-        server.usage, server.content = {"cost": 0.05}, {"score": 0.4, "reasons": ["too dry"]}
-        checks = Checks(judge=OpenAIJudge(server.url, "gpt-x"))
+    with llm_server() as server:
+        said = {"score": 0.4, "reasons": ["too dry"]}
+        server.reply = Reply(said, usage=USAGE | {"cost": 0.05}, model="gpt-4o-mini")
+        checks = Checks(judge=LLMJudge(LLMConfig(model="gpt-x", url=server.url)))
         async with node(dsn, clock, checks) as engine:
             (task,) = await handed_in(engine, Gate("llm-judge", {"criteria": "Is it fun?"}), max_attempts=1)
 
@@ -117,9 +119,10 @@ async def test_an_unreachable_judge_is_asked_again_later(
     dsn: str, clock: MovableClock, connection: psycopg.Connection
 ) -> None:
     """No attempt fails; each pause is longer, and finally there is an alert."""
-    with judge_server() as server:
-        server.status = 503
-        async with node(dsn, clock, Checks(judge=OpenAIJudge(server.url, "m"))) as engine:
+    with llm_server() as server:
+        server.reply = Reply("busy", status=503)
+        judge = LLMJudge(LLMConfig(model="m", url=server.url))
+        async with node(dsn, clock, Checks(judge=judge)) as engine:
             (task,) = await handed_in(engine, Gate("llm-judge", {"criteria": "Is it fun?"}))
             for pause in (5, 10, 20, 40, 80):
                 assert (await validator(engine).run_once())["without a verdict"] == 1
@@ -134,7 +137,7 @@ async def test_an_unreachable_judge_is_asked_again_later(
             ).fetchone()
             assert alerts == (1,)
 
-            server.status = 200
+            server.reply = Reply({"score": 1})
             assert (await validator(engine).run_once())["passed"] == 1
 
             row = connection.execute("SELECT attempts, status::text FROM lineshaft.task_end").fetchone()

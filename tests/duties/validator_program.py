@@ -7,15 +7,16 @@ import asyncio
 import sys
 
 from lineshaft.checks.command import CheckCommand
-from lineshaft.checks.openai_judge import OpenAIJudge
+from lineshaft.checks.llm_judge import LLMJudge
 from lineshaft.checks.registry import Checks
 from lineshaft.duties.validator import Validator
 from lineshaft.engine.engine import Engine
+from lineshaft.integrations.llm.configuration import LLMConfig
 
 
 async def main(dsn: str, *argv: str) -> None:
     if argv[0].startswith("http"):
-        checks = Checks(judge=OpenAIJudge(argv[0], "m"))
+        checks = Checks(judge=LLMJudge(LLMConfig(model="m", url=argv[0])))
     else:
         checks = Checks(commands={"test": CheckCommand(argv)})
     async with Engine(dsn, checks=checks, max_connections=2) as engine:

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineshaft.model.ratelimit import (
+    LONGEST_RETRY_AFTER_SEC,
+    MAX_LONG_WAITS,
     CountsAsFailure,
     QuotaSpent,
     WaitForLimit,
@@ -129,6 +131,8 @@ class TestRetryAfter:
             ("0", 0),
             ("30s", 30),
             ("2 minutes", 120),
+            ("2 days", 172_800),
+            ("1d12h", 129_600),
             ("Sun, 08 Feb 2026 09:02:00 GMT", 120),
             ("Sunday, 08-Feb-26 09:02:00 GMT", 120),
             ("Sun Feb  8 09:02:00 2026", 120),
@@ -173,16 +177,16 @@ class TestRetryAfter:
             (-5, 0),
             ("-5", 0),
             ("Retry-After: -5", 0),
-            (7200, 3600),
-            (float("inf"), 3600),
-            pytest.param(10**400, 3600, id="huge"),
-            pytest.param("9" * 400, 3600, id="huge text"),
-            ("2 hours", 3600),
-            ("Mon, 09 Feb 2026 09:00:00 GMT", 3600),
+            (1_000_000, 691_200),
+            (float("inf"), 691_200),
+            pytest.param(10**400, 691_200, id="huge"),
+            pytest.param("9" * 400, 691_200, id="huge text"),
+            ("9 days", 691_200),
+            ("Tue, 17 Feb 2026 09:00:00 GMT", 691_200),
         ],
     )
     def test_it_is_clamped(self, value: Any, seconds: float) -> None:
-        """R-216: from 0 to an hour."""
+        """R-216: from 0 to 8 days."""
         assert parse_retry_after(value, NOW) == seconds
 
     @pytest.mark.parametrize("error", ["429", " 429\n", "-1", "1.5"])
@@ -198,8 +202,8 @@ class TestRetryAfter:
         assert retry_after_in_error(error, NOW) == seconds
 
     def test_the_bound_is_a_setting(self) -> None:
-        """R-216: an operator can allow longer waits."""
-        assert parse_retry_after(7200, NOW, longest_sec=86_400) == 7200
+        """R-216: an operator can shorten waits."""
+        assert parse_retry_after(7200, NOW, longest_sec=3600) == 3600
 
     @given(st.integers(-10_000, 10_000))
     def test_a_date_equals_its_seconds(self, seconds: int) -> None:
@@ -213,7 +217,7 @@ class TestRetryAfter:
         """R-216: the result is None or within bounds."""
         wait = parse_retry_after(value, NOW)
 
-        assert wait is None or 0 <= wait <= 3600
+        assert wait is None or 0 <= wait <= LONGEST_RETRY_AFTER_SEC
 
     @pytest.mark.timeout(60)
     @pytest.mark.parametrize(
@@ -272,6 +276,42 @@ class TestDecision:
         assert end == decide_rate_limit(
             waits_so_far=waits, retry_after_sec=1, spent_quota=spent_quota, uniform=nothing
         )
+
+    def test_a_wait_of_a_minute_that_the_provider_asked_for_is_not_counted(self) -> None:
+        """R-217: 50 times in a row, then it counts like any other."""
+        waits, long_waits = 3, 0
+        for n in range(1, MAX_LONG_WAITS + 11):
+            decision = decide_rate_limit(
+                waits_so_far=waits,
+                long_waits_so_far=long_waits,
+                retry_after_sec=60,
+                spent_quota=True,
+                uniform=nothing,
+            )
+            if n > MAX_LONG_WAITS + 7:
+                assert decision == QuotaSpent()
+                continue
+            assert isinstance(decision, WaitForLimit)
+            waits, long_waits = decision.waits, decision.long_waits
+            assert (waits, long_waits) == ((3, n) if n <= MAX_LONG_WAITS else (n - 47, MAX_LONG_WAITS))
+
+    @pytest.mark.parametrize(
+        ("asked", "decision"),
+        [
+            (59.9, WaitForLimit(wait_sec=59.9, slowdown_sec=29.95, waits=1)),
+            (None, WaitForLimit(wait_sec=60, slowdown_sec=30, waits=1)),
+            (3_600, WaitForLimit(wait_sec=3_600, slowdown_sec=1_800, waits=0, long_waits=1)),
+            (18_000, WaitForLimit(wait_sec=18_000, slowdown_sec=18_000, waits=0, long_waits=1)),
+        ],
+    )
+    def test_a_window_holds_others_back_until_its_end(
+        self, asked: float | None, decision: WaitForLimit
+    ) -> None:
+        """R-214: beyond an hour; a shorter wait only for half of it."""
+        decided = decide_rate_limit(waits_so_far=0, retry_after_sec=asked, spent_quota=False, uniform=nothing)
+
+        assert decided == decision
+        assert decision.is_window is (asked == 18_000)
 
     def test_a_policy_can_exclude_waiting(self) -> None:
         """R-118: rate_limit in no_retry_on."""

@@ -41,7 +41,7 @@ def _of(kind: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: C901, PLR0911, P
         case inspect.IntType():
             return st.integers(max(kind.ge or 0, 0), min(kind.le or 500, 500))
         case inspect.FloatType():
-            return st.floats(0, 100, allow_subnormal=False)
+            return st.floats(kind.ge or 0, min(kind.le or 100, 100), allow_subnormal=False)
         case inspect.DecimalType():
             return _MONEY
         case inspect.DateTimeType():

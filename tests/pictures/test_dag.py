@@ -241,6 +241,17 @@ def test_many_alike_tasks_are_one_group_with_a_bar_of_states() -> None:
     assert svg.findtext(f"{SVG}desc", "").startswith("402 tasks: ")
 
 
+def test_a_task_with_a_list_stands_for_its_children() -> None:
+    """The bar has the share of each state; children that aren't drawn count."""
+    items = {Status.COMPLETED: 3, Status.RUNNING: 1}
+    tasks = [node("scan"), node("review", title="review ×4", status=Status.RUNNING, items=items)]
+    svg = dag_svg(tasks, edges(("scan", "review")), title="x")
+    assert "3 done · 1 running" in svg
+    assert 'class="node state-RUNNING group' in svg
+    assert 'width="171.0"/><rect class="bar state-RUNNING"' in svg
+    assert parsed(svg).findtext(f"{SVG}desc", "") == "5 tasks: 1 PENDING, 1 RUNNING, 3 COMPLETED."
+
+
 def test_groups_on_request() -> None:
     tasks, pairs = a_large_dag(200)
     assert len(DagPicture(tasks, pairs, collapse=False).boxes) == 402

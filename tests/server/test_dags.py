@@ -147,3 +147,58 @@ async def test_a_change_of_nothing_is_refused(client: Client) -> None:
     reply = await client.patch(f"/v1/dags/{dag['id']}", {})
 
     assert (reply.status, reply.code) == (422, "invalid_input")
+
+
+async def test_a_list_over_http(client: Client) -> None:
+    """As the contract writes it; the children's inputs are in the claim, and reads have item and index."""
+    tasks = [
+        {"key": "scan", "type": "scan"},
+        {
+            "key": "review",
+            "type": "review",
+            "spec": {"strict": True},
+            "inputs": {"name": "scan.name"},
+            "for_each": {"over": "scan.files", "max": 5, "concurrency": 2},
+        },
+    ]
+    made = await client.post("/v1/dags", {"title": "Reviews", "tasks": tasks})
+    assert made.status == 201, made
+    scan, review = made.json["tasks"]["scan"], made.json["tasks"]["review"]
+    task = await client.task(review)
+    assert task["for_each"] == {"over": "scan.files", "max": 5, "concurrency": 2}
+    assert (task["inputs"], task["index"], task["item"]) == ({"name": f"{scan}.name"}, None, None)
+    agent = await client.register()
+    task_id, token = await client.hold(agent)
+    done = {"claim_token": token, "output": {"data": {"files": [{"path": "a"}, None], "name": "lib"}}}
+    assert (await client.post(f"/v1/tasks/{task_id}/complete", done)).status == 200
+
+    items = sorted(await client.claim(agent, limit=5), key=lambda item: item["inputs"]["index"])
+
+    assert [item["inputs"] for item in items] == [
+        {"item": {"path": "a"}, "index": 0, "name": "lib"},
+        {"item": None, "index": 1, "name": "lib"},
+    ]
+    assert [(item["task"]["index"], item["task"]["item"]) for item in items] == [
+        (0, {"path": "a"}),
+        (1, None),
+    ]
+    assert (await client.get(f"/v1/tasks/{review}/why")).json["reasons"][0]["code"] == "blocked_by_dependency"
+
+
+@pytest.mark.parametrize(
+    ("for_each", "loc"),
+    [
+        ({"over": "nowhere.files"}, "for_each.over"),
+        ({"over": "scan", "max": 20_000}, "for_each.max"),
+        ({"over": "scan", "items": 3}, "for_each.items"),
+        ({"max": 3}, "for_each.over"),
+    ],
+)
+async def test_a_list_with_a_fault_is_refused(client: Client, for_each: dict[str, object], loc: str) -> None:
+    tasks = [{"key": "scan", "type": "scan"}, {"type": "review", "for_each": for_each}]
+
+    reply = await client.post("/v1/dags", {"title": "Reviews", "tasks": tasks})
+
+    assert (reply.status, reply.json["code"]) == (422, "invalid_input")
+    assert [fault["loc"] for fault in reply.json["errors"]] == [f"tasks[1].{loc}"]
+    assert (await client.get("/v1/dags")).json["items"] == []

@@ -138,6 +138,11 @@ METRICS = {
     "agent_claim_success_rate": ("gauge", {"agent_id"}),
     "source_firings_total": ("counter", {"source", "outcome"}),
     "source_lag_seconds": ("gauge", set()),
+    "quota_running_tasks": ("gauge", {"quota"}),
+    "quota_max_running_tasks": ("gauge", {"quota"}),
+    "quota_waiting_tasks": ("gauge", {"quota"}),
+    "quota_used": ("gauge", {"quota", "unit"}),
+    "quota_rate_amount": ("gauge", {"quota", "unit"}),
     "totals_age_seconds": ("gauge", set()),
     "wakeup_mode": ("gauge", {"mode"}),
     "wakeup_mode_since_seconds": ("gauge", set()),
@@ -229,6 +234,21 @@ async def test_totals_only_grow_and_are_the_same_everywhere(serve: Serve) -> Non
             await two.client.post(f"/v1/tasks/{task_id}/complete", {"claim_token": token})
             for client in (one.client, two.client):
                 assert (await samples(client))['tasks_completed_total{type="code"}'] == number
+
+
+async def test_metrics_of_quotas(client: Client) -> None:
+    rate = {"amount": 10, "unit": "tasks", "per_sec": 3600}
+    await client.put("/v1/quotas/coding", {"match": "type:code", "max_running": 3, "rate": rate})
+    await client.submit("code")
+    await client.claim(await client.register())
+
+    found = await samples(client)
+
+    assert found['quota_running_tasks{quota="coding"}'] == 1
+    assert found['quota_max_running_tasks{quota="coding"}'] == 3
+    assert found['quota_waiting_tasks{quota="coding"}'] == 0
+    assert found['quota_used{quota="coding",unit="tasks"}'] == 1
+    assert found['quota_rate_amount{quota="coding",unit="tasks"}'] == 10
 
 
 async def test_metrics_of_an_empty_queue(client: Client) -> None:

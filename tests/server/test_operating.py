@@ -152,6 +152,31 @@ async def test_breakers_by_hand(client: Client) -> None:
     assert (await client.post("/v1/breakers/never-seen/reset")).json["state"] == "closed"
 
 
+async def test_several_and_shared_locks(client: Client) -> None:
+    locks = ["b", {"key": "a", "shared": True}]
+    one = await client.submit(lock_keys=locks)
+    assert one["lock_keys"] == [{"key": "a", "shared": True}, {"key": "b", "shared": False}]
+    assert one["lock_key"] is None
+    alone = await client.submit(lock_keys=["c"])
+    assert (alone["lock_key"], alone["lock_keys"]) == ("c", [])
+    two = await client.submit(lock_keys=locks)
+    await client.submit(lock_keys=[{"key": "a", "shared": True}])
+    agent = await client.register(max_concurrent_tasks=5)
+    found = await client.claim(agent, limit=5)
+    assert len(found) == 3
+    items = (await client.get("/v1/locks")).json["items"]
+    assert [(item["key"], item["shared"]) for item in items] == [
+        *[("a", True)] * 2,
+        *[("b", False), ("c", False)],
+    ]
+    assert items[2]["waiting"] == 1
+    why = (await client.get(f"/v1/tasks/{two['id']}/why")).json
+    assert why["reasons"][0]["code"] == "lock_held"
+    assert f"Lock 'b' is held by task {one['id']}" in why["reasons"][0]["detail"]
+    for bad in (["a"] * 2, [{"key": "a", "mode": "x"}], [str(n) for n in range(9)], "a", [{"shared": True}]):
+        assert (await client.post("/v1/tasks", {"type": "code", "lock_keys": bad})).status == 422
+
+
 async def test_locks_by_hand(client: Client) -> None:
     await client.submit(lock_key="doc:1/2")
     await client.submit(lock_key="doc:1/2")

@@ -78,6 +78,7 @@ async def test_a_token_of_each_scope_can_do_what_it_should_and_nothing_more(serv
                 assert (bare.status == 401) is (operation.scope is not None), operation.name
 
 
+@pytest.mark.slow("calls every route")
 async def test_what_is_refused_changes_nothing(serve: Serve) -> None:
     """A scope below the one that is needed, on a task, an agent and a lock that are really there."""
     async with serve(auth=True) as served:

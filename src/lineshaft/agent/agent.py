@@ -47,6 +47,7 @@ class Agent:
         type: str | None = None,  # noqa: A002 - as above
         capabilities: Sequence[str] = (),
         models: Sequence[str] = (),
+        accounts: Sequence[str] = (),
         version: str | None = None,
         max_concurrent_tasks: int = 3,
         budget_usd: Decimal | float | None = None,
@@ -60,6 +61,7 @@ class Agent:
         Its default leaves time to release them within the 30 s that Kubernetes gives a process. `version`, of
         the program, is recorded with each attempt. `instance` names this process among those of the same id:
         starting one of the same name again supersedes it. By default each process has a name of its own.
+        `accounts` are accounts with providers: each task gets one that is open as `ctx.account`.
         Durations are seconds or a timedelta.
         """
         self.id = id
@@ -68,6 +70,7 @@ class Agent:
             type=type,
             capabilities=tuple(capabilities),
             models_available=tuple(models),
+            accounts=tuple(accounts),
             version=version,
             max_concurrent_tasks=max_concurrent_tasks,
             budget_usd=budget_usd,

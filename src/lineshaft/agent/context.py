@@ -3,7 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
@@ -12,12 +13,14 @@ import msgspec
 
 from lineshaft.agent import steps
 from lineshaft.agent.execution import Execution
+from lineshaft.agent.quotas import QuotaUse
 from lineshaft.agent.steps import OnChange
 from lineshaft.client.artifacts import ArtifactReader, Content
 from lineshaft.client.blocking import SyncArtifactReader
 from lineshaft.model.durations import Duration
 from lineshaft.model.tasks import NewTask
 from lineshaft.types import Artifact
+from lineshaft.types.reservations import Units
 from lineshaft.types.work import (
     MAX_INPUT_BYTES,
     SPAWN_STEP,
@@ -90,9 +93,9 @@ class _Context:
 
     @property
     def task(self) -> TaskAtWork:
-        """The task, with its `lock_key` and the `document_id` of that."""
+        """The task, with its `lock_key`, the `document_id` of that, and all its `lock_keys`."""
         task = self._execution.task
-        return TaskAtWork(task.id, task.type, task.title, task.lock_key)
+        return TaskAtWork(task.id, task.type, task.title, task.lock_key, task.lock_keys)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -118,6 +121,11 @@ class _Context:
     def model(self) -> str | None:
         """The model to use: the first preference that this agent has; on later attempts maybe a fallback."""
         return self._execution.task.model
+
+    @property
+    def account(self) -> str | None:
+        """The account with a provider to use, one of the agent's; None: the agent has none."""
+        return self._execution.assignment.account
 
     @property
     def deadline(self) -> datetime | None:
@@ -195,8 +203,10 @@ class _Context:
         """Report progress in any form that JSON has. It is shown with the task; the latest counts."""
         self._execution.report_progress(value)
 
-    def spend(self, usd: Decimal | float, *, tokens_input: int = 0, tokens_output: int = 0) -> None:
+    def spend(self, usd: Decimal | float | None, *, tokens_input: int = 0, tokens_output: int = 0) -> None:
         """Report money that was spent. Inside a step it is stored with the step, and charged once.
+
+        None is an unknown amount: the tokens are recorded, and no cost is.
 
         It never raises for lack of money, which is spent already; the next step raises BudgetExceeded.
         """
@@ -216,7 +226,7 @@ class _Context:
 
     @property
     def slowdown_until(self) -> datetime | None:
-        """Other agents met a rate limit with this agent's models: go slowly until then. From heartbeats."""
+        """Others met a rate limit with its models or all its accounts: go slowly until then."""
         return self._execution.host.slowdown_until
 
     # Cancellation.
@@ -345,6 +355,27 @@ class TaskContext(_Context):
         waits = self._execution.waits
         return waits.received(await waits.wait_for(name, signal=signal, timeout=timeout), name)
 
+    @asynccontextmanager
+    async def quota(
+        self,
+        key: str,
+        *,
+        requests: Decimal | float = 1,
+        tokens: Decimal | float | None = None,
+        usd: Decimal | float | None = None,
+    ) -> AsyncIterator[QuotaUse]:
+        """Reserve what the block uses of a key's rates: `async with ctx.quota("model:m", tokens=2000) as q`.
+
+        It waits until there is room, as long as the attempt may last. `q.settle(tokens=1480)` reports what
+        was really used, which is booked when the block ends; without it, what was reserved counts. A key is
+        any that a quota matches: `model:NAME`, `type:NAME`, or one of your own.
+        """
+        use = await self._execution.quotas.acquire(key, Units(requests, tokens, usd))
+        try:
+            yield use
+        finally:
+            await self._execution.quotas.end(use)
+
 
 class SyncTaskContext(_Context):
     """The `ctx` of a `def` handler, which runs in a thread: the same without `await`."""
@@ -413,6 +444,23 @@ class SyncTaskContext(_Context):
         waits = self._execution.waits
         end = self._loop("wait_for").run(waits.wait_for(name, signal=signal, timeout=timeout))
         return waits.received(end, name)
+
+    @contextmanager
+    def quota(
+        self,
+        key: str,
+        *,
+        requests: Decimal | float = 1,
+        tokens: Decimal | float | None = None,
+        usd: Decimal | float | None = None,
+    ) -> Iterator[QuotaUse]:
+        """As `TaskContext.quota`: `with ctx.quota("model:m", tokens=2000) as q`."""
+        loop, quotas = self._loop("quota"), self._execution.quotas
+        use = loop.run(quotas.acquire(key, Units(requests, tokens, usd)))
+        try:
+            yield use
+        finally:
+            loop.run(quotas.end(use))
 
     def _loop(self, method: str) -> "_AgentLoop":
         """The agent's event loop, for a call from another thread."""

@@ -27,6 +27,7 @@ from lineshaft.agent.outcome import (
     of_value,
     with_traceback,
 )
+from lineshaft.agent.quotas import Quotas
 from lineshaft.agent.threads import Threads
 from lineshaft.agent.waits import DurableWaits
 from lineshaft.client import large_data
@@ -42,6 +43,8 @@ from lineshaft.types.work import SPAWN_STEP, UNREPORTED, Child, ClaimedTask, Mov
 
 _log = logging.getLogger("lineshaft.agent.task")
 
+#: The execution whose handler runs here, for libraries that a handler calls without its context.
+current: "ContextVar[Execution | None]" = ContextVar("lineshaft_execution", default=None)
 #: Collects exceptions of handlers by task id, for tests; None: nothing does.
 raised: ContextVar[dict[str, BaseException] | None] = ContextVar("lineshaft_raised", default=None)
 
@@ -147,6 +150,7 @@ class Execution:
         self.steps = DurableSteps(assignment, self.lease, self.account, self._writes, host.threads)
         self._state = HandlerState()
         self.waits = DurableWaits(self.steps, self.lease, self.account, self._writes, self.unsaved_state)
+        self.quotas = Quotas(self.lease, self._writes)
         self.artifacts: list[Any] | None = None
         self._progress: bytes | None = None
         #: What the server knows to be spent.
@@ -305,14 +309,14 @@ class Execution:
         self._progress = json
         self.host.on_news(self)
 
-    def charge(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> Decimal:
+    def charge(self, usd: Decimal | float | None, tokens_input: int, tokens_output: int) -> Decimal:
         """Report a cost, without a check of limits."""
         amount = self.account.add(usd, tokens_input, tokens_output)
         # The server knows it within a second, whatever becomes of this process.
         self.host.on_news(self)
         return amount
 
-    def spend(self, usd: Decimal | float, tokens_input: int, tokens_output: int) -> None:
+    def spend(self, usd: Decimal | float | None, tokens_input: int, tokens_output: int) -> None:
         amount = self.charge(usd, tokens_input, tokens_output)
         meter = steps.current_meter.get()
         if meter is not None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from lineshaft.agent.claim_calls import ClaimCalls, Claimed
 from lineshaft.agent.context import context_of
-from lineshaft.agent.execution import Execution, Host
+from lineshaft.agent.execution import Execution, Host, current
 from lineshaft.agent.handlers import Handler
 from lineshaft.agent.lease import CLAIM_LOST
 from lineshaft.agent.outcome import NOTHING, RELEASED, Outcome, describe, failed, with_traceback
@@ -121,6 +121,8 @@ class Executor:
         """
         execution.lease.check_start()
         self.task_log.started(execution)
+        # A coroutine and a thread's job have context variables of their own: nothing has to be set back.
+        current.set(execution)
         return call()
 
     def _await(

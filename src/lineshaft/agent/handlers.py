@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 from lineshaft.agent.outcome import Cancel, Fail, Result, Snooze, describe
 from lineshaft.errors import InvalidInputError
 from lineshaft.model.durations import Duration, seconds
+from lineshaft.model.parts import Part, Source
 from lineshaft.types.json import NULL
 from lineshaft.types.work import MAX_INPUT_BYTES, decoded_inputs
 
@@ -187,17 +188,25 @@ def _is_about(name: str, error: str) -> bool:
 def _misfit(
     parameter: inspect.Parameter,
     shown: str,
-    upstream: Mapping[str, str | list[str]],
+    upstream: Mapping[str, Source | list[Source]],
     error: msgspec.ValidationError,
 ) -> InvalidInputError:
     of = upstream.get(parameter.name, "")
-    source = f"task {of}" if isinstance(of, str) else f"the tasks {', '.join(of[:_SHOWN])}"
     expected = _shown_annotation(parameter.annotation)
+    if isinstance(of, Part) and of.is_value:
+        return InvalidInputError(
+            f"Parameter {parameter.name!r} of {shown} expects {expected}, but the item of the list doesn't "
+            f"fit: {error}. Correct the annotation and retry this task; or correct what the task that "
+            "returns the list returns, and run that one again: lineshaft task rerun TASK --downstream."
+        )
+    sources = of if isinstance(of, list) else [of]
+    source = ("task " if isinstance(of, str | Part) else "the tasks ") + ", ".join(map(str, sources[:_SHOWN]))
+    first = sources[0]
     return InvalidInputError(
         f"Parameter {parameter.name!r} of {shown} expects {expected}, but the output of {source} doesn't "
         f"fit: {error}. Correct the annotation and retry this task; or correct what the upstream task "
         "returns, and run that one again: lineshaft task rerun "
-        f"{of if isinstance(of, str) else of[0]} --downstream."
+        f"{first if isinstance(first, str) else first.task} --downstream."
     )
 
 
@@ -205,9 +214,15 @@ def _shown_annotation(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _missing(inputs: Mapping[str, Raw], upstream: Mapping[str, str | list[str]]) -> str:
+def _missing(inputs: Mapping[str, Raw], upstream: Mapping[str, Source | list[Source]]) -> str:
     """What an error adds about inputs."""
     left_out = [name for name in upstream if name not in inputs]
+    parts = [f"{name} ({part})" for name in left_out if isinstance(part := upstream[name], Part)]
+    if parts:
+        return (
+            f". Of its inputs, {', '.join(parts[:_SHOWN])} did not come along: the output has no such part, "
+            f"or the inputs are larger than {MAX_INPUT_BYTES} bytes together"
+        )
     if left_out:
         return (
             f". Of its inputs, {', '.join(left_out[:_SHOWN])} did not come along: together they are larger "

@@ -7,15 +7,18 @@ later.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from lineshaft import background
 from lineshaft.agent.outcome import AttemptCancelled, ClaimOver, LateClaim
 from lineshaft.client import large_data
 from lineshaft.client.backend import Backend
 from lineshaft.clock import lease_time
-from lineshaft.errors import StaleClaimError, UnavailableError
+from lineshaft.errors import RateLimitedError, StaleClaimError, UnavailableError
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.reservations import NewReservation, Settlement
 from lineshaft.types.waits import NewSuspension, WaitEnd
 from lineshaft.types.work import ClaimRef, NewStep, RemainingBudgets, Spawned, Spent
 
@@ -25,6 +28,8 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.1, 2.0
 CLAIM_LOST = "the claim was lost"
 #: How often a step that waits for the next heartbeat looks whether there was one.
 _LOOK_AGAIN_SEC = 0.05
+#: How long one call waits for room in a quota.
+_QUOTA_WAIT_SEC = 30.0
 
 
 class Lease:
@@ -149,6 +154,29 @@ class ClaimWrites:
     async def suspend(self, new: NewSuspension) -> WaitEnd | None:
         """How the wait has ended; None: the claim is over."""
         return await to_its_end(self._insist(lambda: self._backend.suspend(new)))
+
+    async def acquire(self, new: NewReservation) -> str | None:
+        """Reserve as soon as there is room; raises as `Lease.check` when the handler must stop."""
+        acquiring = asyncio.ensure_future(self._acquire(new))
+        try:
+            while not acquiring.done():
+                # A handler in a thread isn't cancelled.
+                self._lease.check()
+                await asyncio.wait({acquiring}, timeout=_LOOK_AGAIN_SEC)
+        finally:
+            await background.stop(acquiring)
+        return acquiring.result()
+
+    async def _acquire(self, new: NewReservation) -> str | None:
+        try:
+            return await self._insist(lambda: self._backend.acquire(new, wait_sec=0.0))
+        except RateLimitedError:
+            while True:
+                with contextlib.suppress(RateLimitedError):
+                    return await self._insist(lambda: self._backend.acquire(new, wait_sec=_QUOTA_WAIT_SEC))
+
+    async def settle(self, settlement: Settlement) -> None:
+        await to_its_end(self._insist(lambda: self._backend.settle(settlement)))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         pause = _FIRST_PAUSE_SEC

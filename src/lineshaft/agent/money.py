@@ -33,12 +33,17 @@ def _usd(amount: Decimal | None) -> str:
 class Account:
     """The money of one attempt. May be charged from any thread; budgets are as the database last reported."""
 
-    __slots__ = ("_allowance", "_lock", "_max_cost", "_remaining", "cost", "tokens_input", "tokens_output")
+    __slots__ = (
+        *("_allowance", "_is_known", "_lock", "_max_cost", "_remaining"),
+        *("cost", "tokens_input", "tokens_output"),
+    )
 
     def __init__(self, max_cost: Decimal | None) -> None:
         self._max_cost = max_cost
         self._lock = threading.Lock()
         self.cost = _ZERO
+        #: Whether a cost was reported, and not only tokens.
+        self._is_known = False
         self.tokens_input = 0
         self.tokens_output = 0
         self._remaining = RemainingBudgets()
@@ -50,8 +55,8 @@ class Account:
         self._remaining = remaining
         self._allowance = None if remaining.task is None else remaining.task + cost
 
-    def add(self, cost: Decimal | float, tokens_input: int, tokens_output: int) -> Decimal:
-        amount = money(cost, "spend")
+    def add(self, cost: Decimal | float | None, tokens_input: int, tokens_output: int) -> Decimal:
+        amount = _ZERO if cost is None else money(cost, "spend")
         with self._lock:
             # Checked here, where the error reaches the handler, and not when the total is written.
             total = Spent(
@@ -60,6 +65,7 @@ class Account:
             if min(tokens_input, tokens_output) < 0:
                 raise InvalidInputError(errors=[("tokens", "must be numbers of at least 0")])
             self.cost = self.cost + amount
+            self._is_known = self._is_known or cost is not None
             self.tokens_input, self.tokens_output = total.tokens_input, total.tokens_output
         return amount
 
@@ -67,7 +73,7 @@ class Account:
     def spent(self) -> Spent:
         if not self.cost and not self.tokens_input and not self.tokens_output:
             return UNREPORTED
-        return Spent(self.cost, self.tokens_input, self.tokens_output)
+        return Spent(self.cost if self._is_known else None, self.tokens_input, self.tokens_output)
 
     def check_limits(self) -> None:
         """Raise BudgetExceeded if the attempt has cost more than the task allows."""

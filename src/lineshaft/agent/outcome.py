@@ -22,7 +22,9 @@ from lineshaft.errors import (
     StaleClaimError,
     SupersededError,
 )
+from lineshaft.integrations.llm.errors import LLMError
 from lineshaft.model import ratelimit
+from lineshaft.model.accounts import account_fault
 from lineshaft.model.durations import Duration, seconds
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.retry import LONGEST_DELAY_SEC, FailureCategory
@@ -67,6 +69,33 @@ class Fail(Exception):  # noqa: N818
         self.category = str(category)
         self.retry_after_sec = seconds(retry_after_sec)
         super().__init__(reason)
+
+
+class RateLimited(Fail):
+    """Returned or raised by a handler: a provider refuses for now. The task waits, and uses no attempt.
+
+    The account that the attempt used is left alone; without one, the model.
+    """
+
+    def __init__(
+        self,
+        reason: str = "rate limited",
+        *,
+        retry_at: datetime | None = None,
+        retry_after_sec: Duration | None = None,
+        account: str | None = None,
+    ) -> None:
+        """`retry_at`: when the limit ends, with a time zone; or `retry_after_sec`, seconds or a timedelta.
+
+        `account`: the one that was used, if it isn't `ctx.account`.
+        """
+        super().__init__(reason, FailureCategory.RATE_LIMIT, retry_after_sec=retry_after_sec)
+        if retry_at is not None and retry_at.tzinfo is None:
+            raise ValueError(f"retry_at needs a time zone, got {retry_at.isoformat()}.")
+        if account is not None and (fault := account_fault(account)):
+            raise ValueError(f"account {fault}.")
+        self.retry_at = retry_at
+        self.account = account
 
 
 class BudgetExceeded(BudgetExceededError):  # noqa: N818
@@ -133,6 +162,9 @@ class Outcome(Struct, frozen=True):
     traceback: str | None = None
     delay_sec: float | None = None
     reason: str = ""
+    #: Of a rate limit.
+    retry_at: datetime | None = None
+    account: str | None = None
 
     @property
     def is_postponed(self) -> bool:
@@ -246,11 +278,17 @@ def _wish(error: BaseException) -> Outcome | None:
             outcome = Outcome(OutcomeKind.CANCEL, reason=error.reason)
         case Snooze():
             outcome = Outcome(OutcomeKind.SNOOZE, delay_sec=error.seconds)
+        case RateLimited():
+            limited = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
+            outcome = replace(limited, retry_at=error.retry_at, account=error.account)
         case Fail():
             outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
         case SharedBudgetExceeded():
             # A heartbeat that reports the same releases the task too.
             outcome = Outcome(OutcomeKind.RELEASE, reason=str(error))
+        case LLMError():
+            # The one place where the instant of a provider's limit is passed on.
+            outcome = failed(str(error), error.category, retry_after_sec=error.retry_after_sec)
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
         case RateLimitedError():

@@ -38,11 +38,11 @@ MAX_NAME = 500
 class Meter:
     """A running step: which steps it runs inside of, and what it has spent so far."""
 
-    __slots__ = ("_name", "_outer", "_task_id", "cost")
+    __slots__ = ("_outer", "cost", "name", "task_id")
 
     def __init__(self, task_id: str, name: str, outer: "Meter | None") -> None:
-        self._task_id = task_id
-        self._name = name
+        self.task_id = task_id
+        self.name = name
         self._outer = outer
         self.cost = Decimal(0)
 
@@ -50,7 +50,7 @@ class Meter:
         """Whether it is this step or runs inside of it."""
         step: Meter | None = self
         while step is not None:
-            if (step._task_id, step._name) == (task_id, name):  # noqa: SLF001 - of this class
+            if (step.task_id, step.name) == (task_id, name):
                 return True
             step = step._outer  # noqa: SLF001 - of this class
         return False
@@ -68,6 +68,12 @@ def metered(task_id: str, name: str) -> Iterator[Meter]:
         yield meter
     finally:
         current_meter.reset(token)
+
+
+def running_step(task_id: str) -> str | None:
+    """The step of a task in which this code runs."""
+    running = current_meter.get()
+    return None if running is None or running.task_id != task_id else running.name
 
 
 def check_not_within(task_id: str, name: str) -> None:

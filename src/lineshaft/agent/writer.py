@@ -199,4 +199,6 @@ def _failure(item: _Item) -> Failure:
         outcome.retry_after_sec,
         execution.spent,
         traceback=outcome.traceback,
+        retry_at=outcome.retry_at,
+        account=outcome.account,
     )

@@ -1,7 +1,7 @@
 """The `llm-judge` check: a judge scores an output.
 
 A judge returns a score from 0 to 1 and its reasons; the task names the criteria and the minimum score. A
-judge is any object with a method `judge`; `openai_judge` has one for models behind an OpenAI-compatible API.
+judge is any object with a method `judge`; `llm_judge` has one that asks a language model.
 """
 
 import math
@@ -38,8 +38,8 @@ class JudgeCheck(Struct, frozen=True):
     def fault(self, schema: Any) -> str | None:
         if self.judge is None:
             return (
-                "no judge is configured: set LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL "
-                "(and LINESHAFT_JUDGE_API_KEY, if it needs one)"
+                "no judge is configured: set LINESHAFT_LLM_MODEL, or LINESHAFT_JUDGE_MODEL for a model of "
+                "its own (and LINESHAFT_JUDGE_URL for an OpenAI-compatible API), and install lineshaft[llm]"
             )
         if not isinstance(schema, dict) or not schema.keys() <= {"criteria", "threshold"}:
             return 'must be {"criteria": TEXT}, optionally with a threshold'

@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Self
 
 from msgspec import Struct
@@ -12,8 +12,10 @@ from msgspec import Struct
 from lineshaft.checks import decision_report
 from lineshaft.checks.command import CheckCommand, CommandCheck, read_commands
 from lineshaft.checks.judge import Judge, JudgeCheck
+from lineshaft.checks.llm_judge import TIMEOUT_SEC, LLMJudge
 from lineshaft.checks.verdict import CandidateOutput, NoVerdict, Verdict, rejected
 from lineshaft.errors import InvalidInputError, SettingsError
+from lineshaft.integrations.llm.configuration import LLMConfig, check_installed, is_installed
 from lineshaft.model.budget import shown
 from lineshaft.model.tasks import Gate
 from lineshaft.settings import Settings
@@ -69,20 +71,7 @@ class Checks:
         settings = settings or Settings.load()
         path = settings.validation_commands
         commands = {} if path is None else read_commands(path)
-        if settings.judge_url is None or settings.judge_model is None:
-            if settings.judge_url is not None or settings.judge_model is not None:
-                raise SettingsError(
-                    "A judge needs a URL and a model: set both LINESHAFT_JUDGE_URL and LINESHAFT_JUDGE_MODEL."
-                )
-            return cls(commands=commands)
-        if find_spec("genai_prices") is None:
-            raise SettingsError("LINESHAFT_JUDGE_URL needs an extra: pip install 'lineshaft[judge]'.")
-        from lineshaft.checks.openai_judge import OpenAIJudge  # noqa: PLC0415 - most installations have no judge
-
-        return cls(
-            commands=commands,
-            judge=OpenAIJudge(settings.judge_url, settings.judge_model, settings.judge_api_key),
-        )
+        return cls(commands=commands, judge=judge_of(settings))
 
     def register(self, name: str, check: Check, *, fault: Fault | None = None, is_paid: bool = False) -> None:
         """Add a check of your own as a method that tasks can name.
@@ -160,6 +149,22 @@ class Checks:
         except Exception as error:
             failed = f"the check {name} failed: {type(error).__name__}: {error}"
             raise NoVerdict(failed, cost_usd=None) from error
+
+
+def judge_of(settings: Settings) -> LLMJudge | None:
+    """The operator's judge: a model of its own, or the model of the installation."""
+    model = settings.judge_model or settings.llm_model
+    if model is None:
+        if settings.judge_url is not None:
+            raise SettingsError("LINESHAFT_JUDGE_URL needs a model too: set LINESHAFT_JUDGE_MODEL.")
+        return None
+    if settings.judge_model is None and settings.judge_url is None and not is_installed():
+        return None  # a model for other purposes, perhaps of another process
+    check_installed("LINESHAFT_JUDGE_MODEL")
+    if settings.judge_url is not None:
+        # The key of one address is never sent to another.
+        settings = replace(settings, llm_url=settings.judge_url, llm_api_key=settings.judge_api_key)
+    return LLMJudge(replace(LLMConfig.from_settings(settings, model=model), timeout_sec=TIMEOUT_SEC))
 
 
 def _verdict(name: str, result: CheckResult) -> Verdict:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lineshaft.child_environment import child_environment
@@ -58,13 +59,23 @@ docs/agents.md describes steps, checkpoints, artifacts and spawning tasks.
 After the time limit, when the task is cancelled, or when the agent stops, the
 command and every process it started get SIGTERM, then SIGKILL. On SIGTERM or
 Ctrl-C the agent finishes its tasks first; a second signal releases them.
+
+Or let a language model do the tasks, without writing a handler:
+
+  lineshaft agent --llm --type research --model openai:gpt-5-mini
+  lineshaft submit research --prompt 'Compare three message brokers.'
+
+The prompt is spec.prompt, with the rest of the spec, the inputs and the
+artifacts of the task. The output is text, or JSON that fits the schema of the
+task's json-schema gate. Calls of the model and of tools are durable steps.
+docs/models.md says how to set a model, its key and its price.
 """
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "agent",
-        help="run agents of Python modules, or any command as an agent",
+        help="run agents of Python modules, any command or a language model as an agent",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -87,6 +98,23 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "--shell", action="store_true", help="run COMMAND with sh (default: without a shell)"
     )
+    llm = command.add_argument_group("language models")
+    llm.add_argument(
+        "--llm", action="store_true", help="let a language model do the tasks; needs lineshaft[llm]"
+    )
+    llm.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="the model, such as openai:gpt-5-mini (default: LINESHAFT_LLM_MODEL)",
+    )
+    llm.add_argument(
+        "--tools",
+        metavar="MODULE:TOOLS",
+        help="functions and toolsets that the model may use, such as app:tools",
+    )
+    llm.add_argument(
+        "--instructions", metavar="TEXT", help="how to do the tasks; @FILE reads them from a file"
+    )
     who = command.add_argument_group("identity")
     who.add_argument(
         "--id",
@@ -101,6 +129,16 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     who.add_argument("--version", metavar="VERSION", help="of the command; recorded with each attempt")
     who.add_argument("--capabilities", type=_names, default=[], metavar="A,B", help="capabilities")
     who.add_argument("--models", type=_names, default=[], metavar="A,B", help="available models")
+    who.add_argument(
+        "--account",
+        action="append",
+        default=[],
+        type=_account,
+        dest="accounts",
+        metavar="NAME[=FILE]",
+        help="an account with a provider, with the file of the variables that the command needs to use it; "
+        "repeatable: each task gets one that is open, as LINESHAFT_TASK_ACCOUNT",
+    )
     who.add_argument(
         "--slots", type=positive, default=3, metavar="N", help="tasks at the same time (default: 3)"
     )
@@ -179,6 +217,15 @@ def _names(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
 
 
+def _account(text: str) -> tuple[str, Path | None]:
+    from lineshaft.model.accounts import account_fault  # noqa: PLC0415 - slow to import
+
+    name, named, file = text.partition("=")
+    if fault := account_fault(name):
+        raise argparse.ArgumentTypeError(fault)
+    return name, Path(file).absolute() if named else None
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -230,11 +277,14 @@ def run(args: argparse.Namespace) -> int:
         return _run_modules(args)
     if args.reload:
         raise UsageError("--reload is for agents of modules: lineshaft agent MODULE:AGENT --reload.")
+    if args.llm:
+        return _run_llm(args)
+    _refuse(args, _OF_LLM, "is for language models: add --llm")
     if args.command is None or not args.types:
         missing = "--exec COMMAND" if args.command is None else "--type TYPE"
         raise UsageError(
             f"{missing} is missing. Name agents, such as app:agent, or a command with the types of its "
-            "tasks: --exec COMMAND --type TYPE."
+            "tasks: --exec COMMAND --type TYPE; or let a language model do them: --llm --type TYPE."
         )
     return _run_command(args)
 
@@ -267,6 +317,68 @@ def _run_modules(args: argparse.Namespace) -> int:
     return 0
 
 
+#: Options that apply to language models only, and those that apply to commands only.
+_OF_LLM = ("model", "tools", "instructions")
+_OF_COMMANDS = ("command", "shell", "kill_after", "retry_later", "output", "pass_env", "run_as")
+
+
+def _refuse(args: argparse.Namespace, options: Sequence[str], why: str) -> None:
+    parser: argparse.ArgumentParser = args.parser
+    for name in options:
+        if getattr(args, name) != parser.get_default(name):
+            flag = "exec" if name == "command" else name.replace("_", "-")
+            raise UsageError(f"--{flag} {why}.")
+
+
+def _run_llm(args: argparse.Namespace) -> int:
+    _refuse(args, _OF_COMMANDS, "is for commands, and --llm has none")
+    if not args.types:
+        raise UsageError("--type TYPE is missing: name the types of the tasks that the model does.")
+    from lineshaft.integrations.llm.configuration import check_installed  # noqa: PLC0415 - rarely used
+
+    check_installed("--llm")
+    from lineshaft.agent.agent import Agent  # noqa: PLC0415 - slow to import
+    from lineshaft.cli.agent_modules import load_tools  # noqa: PLC0415
+    from lineshaft.integrations.llm.client import LLMClient  # noqa: PLC0415
+    from lineshaft.integrations.pydantic_ai import PromptAgent  # noqa: PLC0415
+
+    client = LLMClient.from_settings(model=args.model)
+    # Each model is made once here, so that a missing key or package is found before the first task.
+    models = args.models or [client.config.named(), *client.config.fallback_models]
+    for name in models:
+        client.model(name)
+    handler = PromptAgent(
+        instructions=_instructions(args.instructions),
+        tools=[] if args.tools is None else load_tools(args.tools),
+        client=client,
+    )
+    agent = Agent(
+        args.id,
+        instance=args.instance,
+        version=args.version,
+        type="llm",
+        capabilities=args.capabilities,
+        models=models,
+        max_concurrent_tasks=args.slots,
+        budget_usd=args.budget,
+        heartbeat_interval_sec=args.heartbeat,
+        grace_sec=args.grace,
+    )
+    for name in dict.fromkeys(args.types):
+        agent.task(name, time_limit_sec=args.time_limit)(handler)
+    _run([agent], args)
+    return 0
+
+
+def _instructions(text: str | None) -> str:
+    if text is None or not text.startswith("@"):
+        return text or ""
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--instructions {text} can't be read: {error}") from None
+
+
 def _run(
     agents: "Sequence[Agent]", args: argparse.Namespace, *, before: Callable[[], None] = lambda: None
 ) -> None:
@@ -293,9 +405,13 @@ def _run(
 
 def _run_command(args: argparse.Namespace) -> int:
     from lineshaft.agent.agent import Agent  # noqa: PLC0415 - slow to import
-    from lineshaft.agent.exec import Command, UnixAccount  # noqa: PLC0415
+    from lineshaft.agent.exec import Command, UnixAccount, read_variables  # noqa: PLC0415
 
     arguments = _arguments(args.command, shell=args.shell)
+    files = {name: file for name, file in args.accounts if file is not None}
+    for file in files.values():
+        # A mistake shows at once, not with the first task.
+        read_variables(file)
     agent = Agent(
         args.id,
         instance=args.instance,
@@ -303,6 +419,7 @@ def _run_command(args: argparse.Namespace) -> int:
         type="command",
         capabilities=args.capabilities,
         models=args.models,
+        accounts=[name for name, _ in args.accounts],
         max_concurrent_tasks=args.slots,
         budget_usd=args.budget,
         heartbeat_interval_sec=args.heartbeat,
@@ -316,6 +433,7 @@ def _run_command(args: argparse.Namespace) -> int:
         kill_after_sec=args.kill_after,
         retry_later_sec=args.retry_later,
         output=args.output,
+        account_files=files,
     )
     with command:
         for name in dict.fromkeys(args.types):

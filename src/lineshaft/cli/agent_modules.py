@@ -25,6 +25,29 @@ def load_agents(references: Sequence[str]) -> list[Agent]:
     return list(dict.fromkeys(_load(reference) for reference in references))
 
 
+def load_tools(reference: str) -> list[Any]:
+    """The functions and toolsets that `package.module:attribute` names: one, or a list of them."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    name, colon, attribute = reference.partition(":")
+    if not (name and colon and attribute) or "/" in name:
+        raise UsageError(f"--tools {reference!r} must be MODULE:TOOLS, such as app:tools or app:search.")
+    module = _imported(name)
+    try:
+        tools: Any = reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        raise UsageError(f"--tools: {_shown(module)} has no {attribute!r}.") from None
+    found = list(tools) if isinstance(tools, list | tuple) else [tools]
+    for tool in found:
+        if not (callable(tool) and not isinstance(tool, type)) and not hasattr(tool, "call_tool"):
+            raise UsageError(
+                f"--tools {reference} has a {type(tool).__name__}. Tools are functions and toolsets of "
+                "pydantic-ai, or a list of them."
+            )
+    return found
+
+
 def _load(reference: str) -> Agent:
     name, colon, attribute = reference.partition(":")
     if name.endswith(".py") and "/" not in name:

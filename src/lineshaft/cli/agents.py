@@ -10,7 +10,7 @@ from lineshaft.cli.usage import UsageError, dollars, positive
 from lineshaft.model.instance_names import short_names
 
 if TYPE_CHECKING:
-    from lineshaft.types import AgentInfo
+    from lineshaft.types import AgentAccount, AgentInfo
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -147,6 +147,12 @@ def remove_(args: argparse.Namespace) -> int:
     )
 
 
+def _account(account: "AgentAccount") -> str:
+    if account.open:
+        return f"{account.name} (open)"
+    return f"{account.name} (closed until {moment_and_age(account.until) or 'it is opened'})"
+
+
 def _show(agent: "AgentInfo") -> None:
     live = [each for each in agent.instances if each.status != "offline"] or agent.instances[:1]
     versions = dict.fromkeys(each.version for each in live if each.version is not None)
@@ -162,6 +168,7 @@ def _show(agent: "AgentInfo") -> None:
             ("Types", "any" if agent.types is None else ", ".join(agent.types)),
             ("Capabilities", ", ".join(agent.capabilities) or "none"),
             ("Models", ", ".join(agent.models_available) or "any"),
+            *([("Accounts", ", ".join(map(_account, agent.accounts)))] if agent.accounts else []),
             ("Version", ", ".join(versions) or "not declared"),
         ]
     )

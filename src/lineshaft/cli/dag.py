@@ -1,7 +1,7 @@
 """`lineshaft dag`."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from lineshaft.cli.usage import UsageError, dollars, positive
 
 if TYPE_CHECKING:
     from lineshaft.types import Dag, Task
+    from lineshaft.types.dags import ListItems
 
 _MOST_NAMED = 3
 #: Levels of a tree that are indented: a long chain would be wider than anything can show.
@@ -129,7 +130,7 @@ def show_(args: argparse.Namespace) -> int:
         ]
     )
     print()
-    tree = _tree({task.id: task for task in found})
+    tree = _tree(found)
     print_table(
         ("TASK", "STATUS", "TRIES", "AGENT", "ID"), tree, empty="No tasks.", optional=("AGENT", "TRIES")
     )
@@ -162,8 +163,16 @@ def _label(task: "Task") -> str:
     return task.key or task.title
 
 
-def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
-    """Each task once, below the first of its dependencies; the other dependencies are named."""
+def _tree(found: "Sequence[Task]") -> Iterator[Sequence[object]]:
+    """Each task once, below the first of its dependencies; the other dependencies are named.
+
+    The children of a list are counted in the line of its task.
+    """
+    from lineshaft.types.dags import children_of_lists, items_of_lists  # noqa: PLC0415 - slow to import
+
+    in_lists = children_of_lists(found)
+    items = items_of_lists(found, in_lists)
+    tasks = {task.id: task for task in found if task.id not in in_lists}
     # Without those of other DAGs.
     upstream = {
         name: [other for other in task.depends_on if other in tasks] for name, task in sorted(tasks.items())
@@ -182,7 +191,8 @@ def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
         branch = "" if not depth else ("└─ " if is_last else "├─ ")
         level = f"(level {depth + 1}) " if depth > _MOST_INDENTED else ""
         yield (
-            f"{indent}{branch}{level}{_label(task)}" + (f" (also after {named})" if named else ""),
+            f"{indent}{branch}{level}{_label(task)}{_list_of(task, items.get(name))}"
+            + (f" (also after {named})" if named else ""),
             task.status,
             tries(task),
             task.claim.agent_id,
@@ -193,6 +203,12 @@ def _tree(tasks: "Mapping[str, Task]") -> Iterator[Sequence[object]]:
             deeper += "   " if is_last else "│  "
         children = [(child, deeper, last, depth + 1) for child, last in _marked(below.get(name, []))]
         stack += children[::-1]
+
+
+def _list_of(task: "Task", items: "ListItems | None") -> str:
+    if task.for_each is None:
+        return ""
+    return f" for each of {task.for_each.over}" + (f": {items}" if items else "")
 
 
 def _marked(names: list[str]) -> list[tuple[str, bool]]:

@@ -75,9 +75,9 @@ def list_locks(args: argparse.Namespace) -> int:
     return _list(
         args,
         lambda shaft, limit, cursor: shaft.locks(limit=limit, cursor=cursor),
-        ("KEY", "TASK", "AGENT", "WAITING", "EXPIRES"),
+        ("KEY", "TASK", "AGENT", "SHARED", "WAITING", "EXPIRES"),
         lambda lock: (
-            *(lock.key, Id(lock.holder_task_id), lock.agent_id, lock.waiting),
+            *(lock.key, Id(lock.holder_task_id), lock.agent_id, "yes" if lock.shared else "", lock.waiting),
             When(lock.expires_at),
         ),
         "No locks",

@@ -28,15 +28,15 @@ _FIELDS = (
         "deadline",
         "expire_at_deadline",
         "run_at",
-        "lock_key",
         "preset",
         "idempotency_key",
         "created_by",
         "parent_id",
         "dag_id",
     ),
-    *("depends_on", "required_capabilities", "model_preferences", "tags"),
+    *("depends_on", "required_capabilities", "model_preferences", "quota_keys", "tags"),
     *("priority", "max_cost_usd", "max_attempts", "max_duration_sec", "idempotency_ttl_sec"),
+    *("on_conflict", "debounce_sec", "max_wait_sec"),
 )
 #: Agents that are asked whether they take a type, and types that are named if none does.
 _MOST_AGENTS, _MOST_NAMED = 500, 10
@@ -100,7 +100,27 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         "--expire-at-deadline", action="store_true", default=None, help="cancel it when the deadline passes"
     )
     field("--run-at", metavar="TIME", help="ISO 8601; not claimed before")
-    field("--lock-key", metavar="KEY", help="one running task per key, such as doc:42")
+    field(
+        "--lock-key",
+        action="append",
+        dest="locks",
+        metavar="KEY",
+        help="one running task per key, such as doc:42; repeatable: it gets all of them or waits",
+    )
+    field(
+        "--shared-lock",
+        action="append",
+        dest="shared_locks",
+        metavar="KEY",
+        help="a lock that tasks with --shared-lock have together; repeatable",
+    )
+    field(
+        "--quota-key",
+        action="append",
+        dest="quota_keys",
+        metavar="KEY",
+        help="a key for quotas, such as customer:42; repeatable",
+    )
     field("--tag", action="append", dest="tags", metavar="TAG", help="a label for filters; repeatable")
     field("--preset", metavar="NAME", help="defaults for retries and limits: factory, loki or officeplane")
     field("--idempotency-key", metavar="KEY", help="submitting the same key again returns the existing task")
@@ -110,6 +130,26 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         dest="idempotency_ttl_sec",
         metavar="SEC",
         help="free the key so long after the task has completed; default: never",
+    )
+    field(
+        "--on-conflict",
+        choices=("return", "reject", "replace_waiting", "cancel_running"),
+        help="if a task has the key: return it (default), fail, replace it if it waits, or also cancel it if "
+        "it runs",
+    )
+    field(
+        "--debounce",
+        type=float,
+        dest="debounce_sec",
+        metavar="SEC",
+        help="with replace_waiting: start so long after the last submission",
+    )
+    field(
+        "--max-wait",
+        type=float,
+        dest="max_wait_sec",
+        metavar="SEC",
+        help="with --debounce: start at most so long after the first submission",
     )
     field("--created-by", metavar="WHO", help="such as human:ann")
     field("--dag-id", metavar="ID", help="join this DAG")
@@ -142,9 +182,17 @@ def run(args: argparse.Namespace) -> int:
     return _submit_one(given, args)
 
 
+def _locks(alone: list[str], shared: list[str]) -> dict[str, Any]:
+    if len(alone) == 1 and not shared:
+        return {"lock_key": alone[0]}
+    locks = [*alone, *({"key": key, "shared": True} for key in shared)]
+    return {"lock_keys": locks} if locks else {}
+
+
 def _from_flags(args: argparse.Namespace) -> dict[str, Any]:
     task = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
     task["type"] = args.type
+    task |= _locks(args.locks or [], args.shared_locks or [])
     if args.spec is not None:
         text = _read(args.spec[1:]) if args.spec.startswith("@") else args.spec
         task["spec"] = json_value("--spec", text)
@@ -229,8 +277,12 @@ def _submit_one(given: Any, args: argparse.Namespace) -> int:
             return wait(shaft, [made.id], args.wait, as_json=args.json)
         _note_unserved(shaft, [new])
         task = shaft.get(made.id)
-    if made.duplicate:
-        task = replace(task, duplicate=True, mismatch=made.mismatch or UNSET)
+    task = replace(
+        task,
+        duplicate=made.duplicate or UNSET,
+        mismatch=made.mismatch or UNSET,
+        replaced=made.replaced or UNSET,
+    )
     return _print_one(task, args)
 
 
@@ -239,6 +291,8 @@ def _print_one(task: "Task", args: argparse.Namespace) -> int:
         print_json(task)
     else:
         note = " (existing task with this idempotency key)" if task.duplicate is True else ""
+        if task.replaced is True:
+            note = " (existing task with this idempotency key, replaced)"
         print_facts([("Task", task.id + note), ("Status", task.status)])
     return 0
 
@@ -278,11 +332,14 @@ def _submit_many(given: list[Any], args: argparse.Namespace) -> int:
             return wait(shaft, [item.id for item in made], args.wait, as_json=args.json)
         _note_unserved(shaft, new)
     if args.json:
-        items = [{"id": item.id, "duplicate": item.duplicate, "mismatch": item.mismatch} for item in made]
+        names = ("id", "duplicate", "mismatch", "replaced")
+        items = [{name: getattr(item, name) for name in names} for item in made]
         print_json({"items": items})
     else:
-        known = sum(item.duplicate for item in made)
-        print(f"Submitted {len(made)} tasks" + (f", {known} of which existed already." if known else "."))
+        known, replaced = sum(item.duplicate for item in made), sum(item.replaced for item in made)
+        notes = [f"{known} of which existed already"] if known else []
+        notes += [f"{replaced} of which replaced waiting ones"] if replaced else []
+        print(", ".join([f"Submitted {len(made)} tasks", *notes]) + ".")
     return 0
 
 

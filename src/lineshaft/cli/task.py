@@ -29,15 +29,18 @@ from lineshaft.errors import LineshaftError
 
 if TYPE_CHECKING:
     from lineshaft.client.blocking import SyncLineshaft
-    from lineshaft.types import Event, FailedAttempt, MatchedTasks, Task, TaskFilters
+    from lineshaft.types import Attempt, Event, FailedAttempt, ForEachInfo, MatchedTasks, Task, TaskFilters
 
 #: Statuses of a task in an attempt that is not counted in `attempts` yet.
 _IN_ATTEMPT = frozenset({"CLAIMED", "RUNNING", "VALIDATING"})
+#: Tasks that it waits for and are named.
+_MOST_NAMED = 20
 #: The results of steps that are shown whole.
 _MOST_STEPS = 20
 #: Kinds of events of what people do to a task; `task show` names the last of them.
 _ACTS = (
     "task.changed",
+    "task.replaced",
     "task.ready",
     "task.cancelled",
     "task.resolved",
@@ -255,7 +258,7 @@ def show_(args: argparse.Namespace) -> int:
             return 0
         attempts, steps = shaft.attempts(task.id), shaft.steps(task.id)
         acts = _acts(shaft, task.id)
-    print_task(task, version=attempts[-1].version if attempts else None)
+    print_task(task, attempts[-1] if attempts else None)
     if steps:
         print()
         _print_steps(steps)
@@ -285,10 +288,12 @@ def _print_acts(acts: "Sequence[Event]") -> None:
     )
 
 
-def print_task(task: "Task", *, version: str | None = None) -> None:
-    """`version`: of the agent of the current or last attempt."""
+def print_task(task: "Task", attempt: "Attempt | None" = None) -> None:
+    """`attempt`: the current or last one."""
     output, large = task.output.data, task.output.data_ref
-    waits_for = ", ".join(id_for_people(name) for name in task.blocked_by)
+    waits_for = ", ".join(id_for_people(name) for name in task.blocked_by[:_MOST_NAMED])
+    if len(task.blocked_by) > _MOST_NAMED:
+        waits_for += f" and {len(task.blocked_by) - _MOST_NAMED} more"
     facts = [
         ("Task", task.id),
         ("Title", own_title(task.type, task.title)),
@@ -297,16 +302,20 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Priority", _priorities(task)),
         ("DAG", task.dag_id),
         ("Parent", task.parent_id or ""),
+        ("For each", "" if task.for_each is None else _list_of(task.for_each)),
+        ("Item", "" if task.index is None else Verbatim(f"{task.index}: {_compact(task.item)}")),
         ("Waits for", waits_for),
         ("Blocked", task.blocked_reason or ""),
         ("Agent", task.claim.agent_id or ""),
         ("Model", task.model or ""),
-        ("Version", version or ""),
+        ("Account", (attempt and attempt.account) or ""),
+        ("Version", (attempt and attempt.version) or ""),
         ("Tries", tries(task)),
         ("Retry at", moment_and_age(task.retry_at)),
         ("Run at", moment_and_age(task.run_at)),
         ("Deadline", moment_and_age(task.deadline)),
-        ("Lock", task.lock_key or ""),
+        ("Lock", ", ".join(_locks(task))),
+        ("Quota keys", ", ".join(task.quota_keys)),
         ("Cost", f"{usd(task.cost_usd)} USD" if task.cost_usd else ""),
         ("Disputed", f"{usd(task.disputed_usd)} USD, not counted" if task.disputed_usd else ""),
         ("Created", " by ".join(filter(None, (moment_and_age(task.created_at), task.created_by)))),
@@ -323,6 +332,17 @@ def print_task(task: "Task", *, version: str | None = None) -> None:
         ("Artifacts", "\n".join(task.output.artifacts)),
     ]
     print_facts([(name, value) for name, value in facts if value])
+
+
+def _list_of(for_each: "ForEachInfo") -> str:
+    at_once = "" if for_each.concurrency is None else f", {for_each.concurrency} at once"
+    return f"item of {for_each.over}, at most {for_each.max}{at_once}"
+
+
+def _locks(task: "Task") -> list[str]:
+    if task.lock_key is not None:
+        return [task.lock_key]
+    return [f"{lock.key} (shared)" if lock.shared else lock.key for lock in task.lock_keys]
 
 
 def _priorities(task: "Task") -> str:

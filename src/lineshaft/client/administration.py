@@ -198,6 +198,10 @@ class Administration:
         """Quotas by name, with what runs and waits, and who holds them."""
         return await self.backend.call(quotas.list_quotas, OnePage(limit=limit, cursor=cursor))
 
+    async def get_quota(self, name: str) -> t.QuotaDetails:
+        """A quota with its busiest keys, and the tasks that hold it, use its rate and wait for it."""
+        return await self.backend.call(quotas.get_quota, quotas.ByName(name=name))
+
     async def set_quota(
         self,
         name: str,

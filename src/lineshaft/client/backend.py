@@ -16,6 +16,7 @@ from lineshaft.operations.operation import Operation
 from lineshaft.types import Artifact, InstanceInfo, NewDag, Readiness, Submitted, SubmittedDag
 from lineshaft.types import work as w
 from lineshaft.types.assignments import Assignment
+from lineshaft.types.reservations import NewReservation, Settlement
 from lineshaft.types.waits import NewSuspension, WaitEnd
 
 Req = TypeVar("Req", bound=Struct)
@@ -149,6 +150,12 @@ class Backend(Protocol):
     async def suspend(self, new: NewSuspension) -> WaitEnd | None:
         """How the wait has ended; None: the claim is over until it has."""
         ...
+
+    async def acquire(self, new: NewReservation, *, wait_sec: float) -> str | None:
+        """The reservation; None: no quota counts it. RateLimitedError: no room within `wait_sec`."""
+        ...
+
+    async def settle(self, settlement: Settlement) -> None: ...
 
     # Running agents.
 

@@ -381,6 +381,7 @@ class SyncLineshaft(Blocking):
     locks = _blocking(Lineshaft.locks)
     release_lock = _blocking(Lineshaft.release_lock)
     quotas = _blocking(Lineshaft.quotas)
+    get_quota = _blocking(Lineshaft.get_quota)
     set_quota = _blocking(Lineshaft.set_quota)
     delete_quota = _blocking(Lineshaft.delete_quota)
     slowdowns = _blocking(Lineshaft.slowdowns)

@@ -33,6 +33,7 @@ from lineshaft.types import Artifact, InstanceInfo, NewDag, Readiness, Submitted
 from lineshaft.types import work as w
 from lineshaft.types.assignments import assignments
 from lineshaft.types.request import Nothing
+from lineshaft.types.reservations import NewReservation, Settlement
 from lineshaft.types.waits import NewSuspension, WaitEnd
 
 _NOT_OPEN = "This Lineshaft is not open. Use 'async with Lineshaft() as shaft'."
@@ -135,7 +136,9 @@ class DatabaseBackend:
 
     async def submit(self, tasks: Sequence[NewTask], *, connection: Any) -> list[Submitted]:
         async with caller_transaction.adapted(connection) as adapted:
-            return await self.engine.submission.submit(tasks, connection=adapted)
+            # It may replace or cancel a task.
+            with acting_as(self.actor or caller().actor):
+                return await self.engine.submission.submit(tasks, connection=adapted)
 
     async def submit_dag(self, dag: NewDag, *, connection: Any) -> SubmittedDag:
         async with caller_transaction.adapted(connection) as adapted:
@@ -219,6 +222,12 @@ class DatabaseBackend:
     async def suspend(self, new: NewSuspension) -> WaitEnd | None:
         (result,) = await self.engine.work.suspend([new])
         return result.unwrap()
+
+    async def acquire(self, new: NewReservation, *, wait_sec: float) -> str | None:
+        return await self.engine.reservations.acquire(new, wait_sec=wait_sec)
+
+    async def settle(self, settlement: Settlement) -> None:
+        await self.engine.reservations.settle(settlement)
 
     # Running agents.
 

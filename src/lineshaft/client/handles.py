@@ -46,12 +46,14 @@ class _Reference:
 class TaskReference(_Reference):
     """A submitted task."""
 
-    __slots__ = ("mismatch",)
+    __slots__ = ("mismatch", "replaced")
 
     def __init__(self, submitted: "Submitted | TaskReference") -> None:
         super().__init__(submitted)
         #: The idempotency key was in use for a different request.
         self.mismatch: Final[bool] = submitted.mismatch
+        #: It existed, waited, and was replaced with what was submitted.
+        self.replaced: Final[bool] = submitted.replaced
 
 
 class DagReference(_Reference):

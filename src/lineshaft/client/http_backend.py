@@ -7,6 +7,7 @@ not valid JSON) is refused before anything is sent, by the same functions.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -35,7 +36,7 @@ from lineshaft.http_client import Address, HttpPool, NoResponseError, Response
 from lineshaft.model.file_names import media_type, stored_name
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.tasks import NewTask
-from lineshaft.operations import dags, health, new_tasks, tasks
+from lineshaft.operations import dags, health, new_tasks, reservations, tasks
 from lineshaft.operations.operation import Operation
 from lineshaft.operations.wire import encode
 from lineshaft.settings import TOKEN
@@ -52,9 +53,10 @@ from lineshaft.types import (
 from lineshaft.types import (
     work as w,
 )
-from lineshaft.types.features import ERROR_CATEGORY
+from lineshaft.types.features import ACCOUNTS, ERROR_CATEGORY
 from lineshaft.types.protocol import BatchView, raise_problem
 from lineshaft.types.request import Nothing
+from lineshaft.types.reservations import NewReservation, Settlement
 from lineshaft.types.waits import NewSuspension, WaitEnd
 
 T = TypeVar("T")
@@ -227,6 +229,8 @@ class HttpBackend:
     async def fail(self, items: Sequence[w.Failure]) -> list[w.Moved]:
         if not self._features.has(ERROR_CATEGORY):
             items = [_without_error_category(item) for item in items]
+        if not self._features.has(ACCOUNTS):
+            items = [_with_wait(item) for item in items]
         return await self._outcomes("fail", [protocol.FailItem.of(item) for item in items])
 
     async def release(self, items: Sequence[w.Release]) -> list[w.Moved]:
@@ -264,6 +268,42 @@ class HttpBackend:
         body = protocol.Batch(items=[protocol.SuspendItem.of(new)])
         (result,) = (await self._post("suspend", _suspended, body)).items
         return result.end()
+
+    async def acquire(self, new: NewReservation, *, wait_sec: float) -> str | None:
+        request = reservations.Acquire(
+            claim_token=new.claim.token,
+            task_id=new.claim.id,
+            key=new.key,
+            units=new.units,
+            wait_sec=wait_sec,
+            idempotency_key=new.idempotency_key,
+        )
+        if not wait_sec:
+            return (await self.call(reservations.acquire, request)).reservation
+        # On a connection of its own, so that those who wait don't hold up other calls.
+        self._check_open()
+        connection, operation = self._pool.connection(), reservations.acquire
+        try:
+            response = await self._pool.request_on(
+                connection,
+                operation.path,
+                operation.wire.encoded(request).body or b"",
+                within_sec=wait_sec + self._answer_sec,
+            )
+        finally:
+            connection.abort()
+        return decoded(response, self._pool, operation.decoder).reservation
+
+    async def settle(self, settlement: Settlement) -> None:
+        claim = settlement.claim
+        request = reservations.Settle(
+            claim_token=claim.token,
+            task_id=claim.id,
+            reservation=settlement.reservation,
+            units=settlement.units,
+            remaining=settlement.remaining,
+        )
+        await self.call(reservations.settle, request)
 
     # Running agents.
 
@@ -304,6 +344,15 @@ class HttpBackend:
 
     async def maintain(self) -> float | None:
         return (await self._post("maintain", _maintained, {})).next_sec
+
+
+def _with_wait(item: w.Failure) -> w.Failure:
+    """For a server that knows no instants: how long it is until then, by the clock of this process."""
+    if item.retry_at is None:
+        return item
+    return msgspec.structs.replace(
+        item, retry_after_sec=max((item.retry_at - datetime.now(UTC)).total_seconds(), 0.0)
+    )
 
 
 def _without_error_category(item: w.Failure) -> w.Failure:

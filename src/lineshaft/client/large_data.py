@@ -15,13 +15,14 @@ from msgspec.structs import replace
 from lineshaft.artifacts.store import StoreUnavailableError, WrongStoreError
 from lineshaft.client.backend import Backend
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.model.parts import NoSuchPartError, Part
 from lineshaft.operations import artifacts
 from lineshaft.types import Artifact, Task
 from lineshaft.types.artifacts import artifact_id
-from lineshaft.types.assignments import Assignment
+from lineshaft.types.assignments import Assignment, part_in
 from lineshaft.types.data_refs import MAX_INLINE_BYTES, DataRef, data_ref_in
 from lineshaft.types.request import ById
-from lineshaft.types.work import ClaimedTask
+from lineshaft.types.work import ClaimedTask, decoded_inputs
 
 T = TypeVar("T")
 
@@ -116,13 +117,21 @@ async def with_large_data(
     async def load(json: Raw) -> Raw:
         return Raw(await patiently(lambda: loaded(backend, bytes(json)), given_up))
 
+    inputs = {name: await load(json) for name, json in assignment.inputs_json.items()}
+    for name, of in decoded_inputs(assignment.task.inputs).items():
+        # The part of an output that is in the store.
+        if isinstance(of, Part) and name in inputs and data_ref_in(bytes(assignment.inputs_json[name])):
+            try:
+                inputs[name] = Raw(part_in(bytes(inputs[name]), of.path))
+            except NoSuchPartError:
+                del inputs[name]
     children = _children(assignment.children_json)
     for child in children.values():
         if "output" in child:
             child["output"] = await load(child["output"])
     return replace(
         assignment,
-        inputs_json={ref: await load(json) for ref, json in assignment.inputs_json.items()},
+        inputs_json=inputs,
         checkpoint_json=await load(assignment.checkpoint_json),
         steps_json=Raw(
             msgspec.json.encode(

@@ -31,6 +31,7 @@ def links(attention: Attention, *, may_submit: bool) -> list[Link]:
         Link("/approvals", "Approvals", _count(attention.approvals), "approvals waiting"),
         Link("/agents", "Agents"),
         Link("/guards", "Guards", _count(guards), "pauses, breakers and slowdowns in force"),
+        Link("/quotas", "Quotas"),
         Link("/sources", "Sources"),
         Link("/costs", "Costs", _count(attention.disputed_tasks), "disputed costs to decide"),
         *([Link("/new", "New")] if may_submit else []),

@@ -219,7 +219,7 @@ def _attempt_span(attempt: Attempt, task: Task, now: datetime) -> Span:
     end = attempt.ended_at
     is_open = end is None and task.ended_at is None
     note = ": ".join(filter(None, (attempt.category, attempt.error)))
-    again = f" after {attempt.revival} retries by hand" if attempt.revival > 1 else " after a retry by hand"
+    again = f", started again {attempt.revival} times" if attempt.revival > 1 else ", started again"
     return Span(
         "attempt",
         f"Attempt {attempt.number}{again if attempt.revival else ''}",
@@ -286,7 +286,7 @@ def _why_blocked(before: Attempt | None, revival: int) -> str:
     if before is None:
         return "Waiting for other tasks or its time"
     if revival > before.revival:
-        return "Until it was retried by hand"
+        return "Until it was started again"
     return "Waiting for its retry" if before.outcome in {"failed", "rate_limited"} else "Waiting"
 
 

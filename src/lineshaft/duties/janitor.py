@@ -15,6 +15,7 @@ from lineshaft.engine.agents import Fleet
 from lineshaft.engine.artifacts.artifacts import ArtifactRegistry
 from lineshaft.engine.feed.partitions import Partitions, Period
 from lineshaft.engine.guards.quotas import Quotas
+from lineshaft.engine.guards.reservations import Reservations
 from lineshaft.engine.maintenance import Maintenance
 from lineshaft.engine.read.tally import Tally
 from lineshaft.engine.sessions import Sessions
@@ -42,6 +43,7 @@ class Janitor(Struct, frozen=True):
     #: How long the history of sources is kept.
     keep_firings: timedelta = timedelta(days=30)
     quotas: Quotas | None = None
+    reservations: Reservations | None = None
     #: None: this process takes no care of artifacts.
     artifacts: ArtifactRegistry | None = None
     #: How long an artifact is kept that no task refers to.
@@ -93,6 +95,8 @@ class Janitor(Struct, frozen=True):
         counts["lanes deleted"] += await self.maintenance.remove_lanes()
         if self.quotas is not None:
             await self.quotas.forget_uses()
+        if self.reservations is not None:
+            counts["ended reservations deleted"] += await self.reservations.forget(self.batch)
         if self.artifacts is not None:
             # Last: the store may be away.
             counts += await self.artifacts.clean_up(

@@ -66,4 +66,5 @@ class Promoter(Struct, frozen=True):
         counts["locks expired"] += await self.maintenance.expire_locks()
         await self.maintenance.recheck_parked(self.batch)
         counts.update(await self.maintenance.watch_guards(self.batch))
+        await self.maintenance.report_outages()
         await self.maintenance.close_generations(self.batch)

@@ -48,6 +48,7 @@ def all_duties(engine: Engine, settings: Settings) -> list[Duty]:
             keep_agents=timedelta(days=settings.keep_agents_days),
             keep_firings=timedelta(days=settings.keep_firings_days),
             quotas=engine.quotas,
+            reservations=engine.reservations,
             artifacts=engine.artifacts,
             keep_artifacts=timedelta(days=settings.keep_artifacts_days),
         ),

@@ -4,7 +4,7 @@ An agent is a role, with a budget and a status. An instance is one running proce
 capabilities, slots and heartbeat; claims lock the row of their instance.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -26,12 +26,13 @@ from lineshaft.errors import (
     NotFoundError,
 )
 from lineshaft.ids import new_id
+from lineshaft.model.accounts import account_fault
 from lineshaft.model.budget import money
 from lineshaft.model.fields import check_fields
 from lineshaft.model.instance_names import short_names
 from lineshaft.model.storable import is_storable
 from lineshaft.model.type_defaults import TypeDefaults, checked
-from lineshaft.types import AgentInfo, InstanceInfo, NewAgent, Page, RegisteredAgent
+from lineshaft.types import AgentAccount, AgentInfo, InstanceInfo, NewAgent, Page, RegisteredAgent
 from lineshaft.types.agents import MAX_GONE, MAX_INSTANCE, MAX_VERSION
 from lineshaft.types.features import FEATURES
 from lineshaft.types.page import check_limit
@@ -88,6 +89,7 @@ class _InstanceRow(InstanceInfo, frozen=True, kw_only=True):
     """`status` is that of the process; what was set by hand isn't considered. Without tasks."""
 
     agent_id: str
+    accounts: list[str]
 
 
 class _Replicas(Struct, frozen=True):
@@ -97,6 +99,7 @@ class _Replicas(Struct, frozen=True):
     capabilities: list[str]
     types: list[str] | None
     models_available: list[str]
+    accounts: list[str]
     max_concurrent_tasks: int
     current_tasks: int
     last_heartbeat: datetime
@@ -146,6 +149,7 @@ class Fleet:
             "capabilities": list(dict.fromkeys(agent.capabilities)),
             "types": None if agent.types is None else list(dict.fromkeys(agent.types)),
             "models": list(dict.fromkeys(agent.models_available)),
+            "accounts": list(dict.fromkeys(agent.accounts)),
             "version": agent.version,
             "max_tasks": agent.max_concurrent_tasks,
             "poll_interval": agent.poll_interval_sec,
@@ -166,6 +170,8 @@ class Fleet:
             # Again under the lock of the agent: another registration may have had this name since.
             await self._remove(connection, agent_id, await self._superseded(connection, values))
             await connection.execute(_SQL["register_instance"], values | role._asdict())
+            if agent.accounts:
+                await connection.execute(_SQL["insert_accounts"], values)
             data = {"incarnation": role.incarnation, "instance": agent.instance}
             await self._log(connection, "agent.registered", agent_id, data)
             return _Registered(agent_id, role.incarnation)
@@ -198,7 +204,8 @@ class Fleet:
             held = (
                 await fetch_column(connection, _SQL["held_by"], asked) if instances[0].current_tasks else []
             )
-        info = _agent(agents[0], groups, [_instance(agents[0], instances[0], held)])
+            accounts = await self._accounts(connection, groups)
+        info = _agent(agents[0], groups, [_instance(agents[0], instances[0], held)], accounts)
         return msgspec.structs.replace(info, incarnation=incarnation)
 
     async def _registered_with(
@@ -279,6 +286,7 @@ class Fleet:
             agents = await fetch_rows(connection, _AgentRow, _SQL["read_agents"], asked)
             instances = await fetch_rows(connection, _InstanceRow, _SQL["read_instances"], asked)
             held = await fetch_rows(connection, _HeldRow, _SQL["read_held"], asked)
+            accounts = await self._accounts(connection, instances)
         tasks = {(row.agent_id, row.incarnation): row.task_ids for row in held}
         by_agent: dict[str, list[_InstanceRow]] = {}
         for instance in instances:
@@ -289,7 +297,7 @@ class Fleet:
             shown = [
                 _instance(row, replica, tasks.get((row.id, replica.incarnation), [])) for replica in replicas
             ]
-            infos.append(_agent(row, replicas, shown))
+            infos.append(_agent(row, replicas, shown, accounts))
         if seen_within_sec is None:
             return infos
         now = self._database.now["now"] or datetime.now(UTC)
@@ -299,6 +307,16 @@ class Fleet:
             if agent.last_heartbeat is not None
             and (agent.status != "offline" or (now - agent.last_heartbeat).total_seconds() < seen_within_sec)
         ]
+
+    async def _accounts(
+        self, connection: Connection, rows: Sequence[_InstanceRow | _Replicas]
+    ) -> dict[str, AgentAccount]:
+        """By name, those of all these instances."""
+        if not (names := _union(row.accounts for row in rows)):
+            return {}
+        asked = {**self._database.now, "accounts": names}
+        found = await fetch_rows(connection, AgentAccount, _SQL["read_accounts"], asked)
+        return {account.name: account for account in found}
 
     async def utilization(self) -> dict[str, float]:
         """The share of time in which the instances of each agent held at least one task, 0 to 1."""
@@ -449,7 +467,10 @@ class Fleet:
 
 
 def _agent(
-    row: _AgentRow, rows: Sequence[_InstanceRow | _Replicas], instances: list[InstanceInfo]
+    row: _AgentRow,
+    rows: Sequence[_InstanceRow | _Replicas],
+    instances: list[InstanceInfo],
+    accounts: Mapping[str, AgentAccount],
 ) -> AgentInfo:
     """`rows`: all its instances, the newest first, each or in groups; `instances`: those to show."""
     live = [replica for replica in rows if replica.status != "offline"]
@@ -466,6 +487,7 @@ def _agent(
         capabilities=_union(replica.capabilities for replica in shown),
         types=types,
         models_available=_union(replica.models_available for replica in shown),
+        accounts=[accounts[name] for name in _union(replica.accounts for replica in shown)],
         version=None if newest is None else newest.version,
         max_concurrent_tasks=sum(replica.max_concurrent_tasks for replica in shown),
         current_tasks=sum(replica.current_tasks for replica in rows),
@@ -537,6 +559,8 @@ def _check(agent: NewAgent) -> None:
         faults.append(("gone", "needs host: only processes of one's own machine can be known to be dead"))
     if agent.budget_usd is not None and agent.id is None:
         faults.append(("budget_usd", "needs an id: without one the money would be new with every start"))
+    named = ((name, account_fault(name)) for name in agent.accounts)
+    faults += [("accounts", fault) for _, fault in named if fault is not None]
     _refuse(faults)
 
 

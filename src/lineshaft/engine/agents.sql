@@ -57,15 +57,26 @@ RETURNING incarnation, set_status::text AS set_status, set_max_tasks
 
 -- name: register_instance
 INSERT INTO lineshaft.instance (
-    agent_id, incarnation, name, host, version, capabilities, types, models_available, max_concurrent_tasks, set_max_tasks, set_status,
+    agent_id, incarnation, name, host, version, capabilities, types, models_available, accounts, max_concurrent_tasks, set_max_tasks, set_status,
     poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, registered_at, last_heartbeat, registration_key
 )
 VALUES (
     %(id)s::text, %(incarnation)s::integer, %(name)s::text, %(host)s::text, %(version)s::text, %(capabilities)s::text[], %(types)s::text[],
-    %(models)s::text[], %(max_tasks)s::integer, %(set_max_tasks)s::integer, %(set_status)s::lineshaft.agent_status,
+    %(models)s::text[], %(accounts)s::text[], %(max_tasks)s::integer, %(set_max_tasks)s::integer, %(set_status)s::lineshaft.agent_status,
     %(poll_interval)s::double precision, %(claim_ttl)s::double precision, %(heartbeat_interval)s::double precision,
     coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), %(key)s::text
 )
+
+-- name: insert_accounts
+-- So that claims only update their rows.
+INSERT INTO lineshaft.account (name) SELECT unnest(%(accounts)s::text[]) ORDER BY 1 ON CONFLICT (name) DO NOTHING
+
+-- name: read_accounts
+SELECT account.name, lineshaft.open_accounts_1(ARRAY[account.name], NULL, clock.now) <> '{}' AS open,
+    lineshaft.accounts_until_1(ARRAY[account.name], clock.now) AS until
+FROM unnest(%(accounts)s::text[]) AS account (name)
+CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
+ORDER BY account.name
 
 -- name: find_instance
 SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer
@@ -84,7 +95,7 @@ ORDER BY id
 -- name: read_instances
 -- By agent, the newest first. Instances that are offline and hold nothing are soon of no interest: only the newest of them.
 SELECT agent_id, name AS instance, incarnation, host, version, liveness AS status, registered_at AS started_at, last_heartbeat,
-    coalesce(set_max_tasks, max_concurrent_tasks) AS max_concurrent_tasks, held AS current_tasks, capabilities, types, models_available,
+    coalesce(set_max_tasks, max_concurrent_tasks) AS max_concurrent_tasks, held AS current_tasks, capabilities, types, models_available, accounts,
     poll_interval_sec, claim_ttl_sec, heartbeat_interval_sec, '{}'::text[] AS task_ids
 FROM (
     SELECT instance.*,
@@ -100,7 +111,7 @@ ORDER BY agent_id, incarnation DESC
 
 -- name: read_replicas
 -- The instances of one agent in groups of those that declare the same: few, however many instances there are.
-SELECT liveness AS status, capabilities, types, models_available, sum(coalesce(set_max_tasks, max_concurrent_tasks)) AS max_concurrent_tasks,
+SELECT liveness AS status, capabilities, types, models_available, accounts, sum(coalesce(set_max_tasks, max_concurrent_tasks)) AS max_concurrent_tasks,
     sum(held) AS current_tasks, max(last_heartbeat) AS last_heartbeat
 FROM (
     SELECT instance.*,
@@ -109,7 +120,7 @@ FROM (
     FROM lineshaft.instance
     WHERE instance.agent_id = %(agent_id)s::text
 ) AS found
-GROUP BY liveness, capabilities, types, models_available
+GROUP BY liveness, capabilities, types, models_available, accounts
 ORDER BY max(incarnation) DESC
 
 -- name: utilization

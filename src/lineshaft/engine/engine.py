@@ -22,6 +22,7 @@ from lineshaft.engine.guards.locks import Locks
 from lineshaft.engine.guards.outside import OutsideLocks, OutsideRows
 from lineshaft.engine.guards.pauses import Pauses
 from lineshaft.engine.guards.quotas import Quotas
+from lineshaft.engine.guards.reservations import Reservations
 from lineshaft.engine.guards.rules import Rules
 from lineshaft.engine.guards.slowdowns import Slowdowns
 from lineshaft.engine.guards.task_types import TaskTypes
@@ -113,7 +114,7 @@ class Engine:
         )
         self.artifacts = ArtifactRegistry(self.database, store, max_bytes=max_artifact_bytes)
         lanes = Lanes(self.rules.max_lanes)
-        transitions = Transitions(self.database)
+        transitions = Transitions(self.database, max_spawned_tasks=self.rules.max_spawned_tasks)
         reviews = Reviews(self.database)
         self.dependencies = TaskDependencies(transitions)
         steps = Steps(transitions)
@@ -132,6 +133,7 @@ class Engine:
         self.budgets = Budgets(self.database, transitions.locks, self.limits)
         self.pauses = Pauses(self.database)
         self.quotas = Quotas(self.database)
+        self.reservations = Reservations(self.database, transitions.locks)
 
         # Reads.
         self.read = Queries(self.database)
@@ -155,9 +157,11 @@ class Engine:
             max_spawn_depth=self.rules.max_spawn_depth,
             max_spawned_tasks=self.rules.max_spawned_tasks,
         )
-        self.submission = Submission(self.database, lanes, rules=task_rules)
+        self.submission = Submission(self.database, lanes, self.cancel.cancel_in, rules=task_rules)
         self.task_types = TaskTypes(self.database, LimitsOfTypes(self.database, lanes, task_rules))
-        self.maintenance = Maintenance(transitions, fail, self.cancel, self.breakers, self.budgets)
+        self.maintenance = Maintenance(
+            transitions, fail, self.cancel, self.breakers, self.budgets, slowdowns=self.slowdowns
+        )
         self.undelivered = UndeliveredClaims(self.database, release.release)
         self.claims = Claims(
             self.database,

@@ -17,7 +17,8 @@ unlocked AS MATERIALIZED (
       -- A claim that lost its document lock isn't renewed: it can't complete. (An output that is being checked counts as completed.)
       AND (
         live.lock_token IS NULL OR live.status = 'VALIDATING'
-        OR (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key)
+        OR
+        -- include: has_locks
       )
     FOR NO KEY UPDATE OF live SKIP LOCKED
 ),
@@ -28,13 +29,31 @@ renewed AS (
         progress = coalesce(unlocked.progress, live.progress)
     FROM unlocked, clock
     WHERE live.id = unlocked.id
-    RETURNING live.id, live.dag_id, live.epoch, live.agent_id, live.lock_key, live.lock_owner, unlocked.interval_sec, unlocked.progress
+    RETURNING live.id, live.dag_id, live.epoch, live.agent_id, live.lock_key, live.admission, live.lock_token,
+        unlocked.interval_sec, unlocked.progress
+),
+needed AS MATERIALIZED (
+    SELECT lock.key, renewed.lock_token AS token, renewed.interval_sec
+    FROM renewed CROSS JOIN LATERAL unnest(lineshaft.lock_keys_1(renewed.lock_key, renewed.admission)) AS lock (key)
+    WHERE renewed.lock_token IS NOT NULL
 ),
 own_lock AS MATERIALIZED (
-    SELECT lock.key, renewed.interval_sec
+    SELECT lock.key, needed.interval_sec
     FROM lineshaft.lock
-    JOIN renewed ON renewed.lock_key = lock.key AND lock.holder_task_id = coalesce(renewed.lock_owner, renewed.id)
+    JOIN needed ON needed.key = lock.key AND lock.token = needed.token AND NOT lock.holder_task_id LIKE 'shared:%%'
     FOR NO KEY UPDATE OF lock SKIP LOCKED
+),
+own_share AS MATERIALIZED (
+    SELECT share.key, share.holder_task_id, needed.interval_sec
+    FROM lineshaft.lock_share AS share
+    JOIN needed ON share.token = needed.token AND share.key = needed.key
+    FOR NO KEY UPDATE OF share SKIP LOCKED
+),
+share_renewed AS (
+    UPDATE lineshaft.lock_share AS share
+    SET expires_at = clock.now + make_interval(secs => greatest(%(lock_ttl)s::double precision, 3 * own_share.interval_sec))
+    FROM own_share, clock
+    WHERE share.key = own_share.key AND share.holder_task_id = own_share.holder_task_id
 ),
 lock_renewed AS (
     UPDATE lineshaft.lock
@@ -68,7 +87,9 @@ lowered AS MATERIALIZED (
 SELECT input.id AS task_id, input.epoch, NULL AS agent_id, NULL::integer AS incarnation,
     CASE
         WHEN live.epoch = input.epoch AND live.agent_id = input.holder AND live.lock_token IS NOT NULL AND live.status <> 'VALIDATING'
-            AND (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NOT TRUE THEN 'unlocked'
+            AND
+            -- include: has_locks
+            IS NOT TRUE THEN 'unlocked'
         -- Renewed, locked by another transaction, or not started yet: held.
         WHEN live.epoch = input.epoch AND live.agent_id = input.holder THEN 'continue'
         WHEN ended.status = 'CANCELLED' THEN 'cancel'

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lineshaft.engine.guards.breakers import Breakers
 from lineshaft.engine.guards.budgets import Budgets
+from lineshaft.engine.guards.slowdowns import Slowdowns
 from lineshaft.engine.lane_removal import remove_lanes
 from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_waiters
 from lineshaft.engine.live.task_locks import LockedTask
@@ -77,6 +78,8 @@ class Maintenance:
         cancel: Cancellations,
         breakers: Breakers,
         budgets: Budgets,
+        *,
+        slowdowns: Slowdowns,
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -84,6 +87,7 @@ class Maintenance:
         self._cancel = cancel
         self._breakers = breakers
         self._budgets = budgets
+        self._slowdowns = slowdowns
 
     async def reap(self, limit: int, without: Sequence[str] = ()) -> dict[str, int]:
         """End claims whose lease has expired; counts by reason."""
@@ -102,6 +106,10 @@ class Maintenance:
             if lease.id in reasons:
                 lease.log(reasons[lease.id])
         return Counter(reasons.values())
+
+    async def report_outages(self) -> None:
+        """Alert people when all accounts of an agent are closed, and when one opens."""
+        await self._slowdowns.report_outages()
 
     async def promote_due(self, limit: int, without: Sequence[str] = (), *, only: str | None = None) -> int:
         """Make tasks READY that are due, or only this one; returns how many were due."""

@@ -98,12 +98,20 @@ SELECT moved.id, moved.deadline <= clock.now AS missed FROM moved CROSS JOIN clo
 -- name: expire_locks
 -- A batch keeps its lock while it is live.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
-gone AS (
-    DELETE FROM lineshaft.lock
-    USING clock
-    WHERE lock.expires_at < clock.now
-      AND coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE task_live.id = lock.holder_task_id), true)
-    RETURNING lock.key, lock.holder_task_id, lock.agent_id
+gone AS MATERIALIZED (
+    SELECT freed.*
+    FROM clock
+    CROSS JOIN LATERAL (
+        SELECT array_agg(held.key) AS keys, array_agg(held.holder_task_id) AS holders
+        FROM (
+            SELECT key, holder_task_id FROM lineshaft.lock WHERE lock.expires_at < clock.now
+            UNION ALL
+            SELECT key, holder_task_id FROM lineshaft.lock_share AS share WHERE share.expires_at < clock.now
+        ) AS held
+        WHERE coalesce((SELECT NOT is_batch FROM lineshaft.task_live WHERE task_live.id = held.holder_task_id), true)
+        HAVING count(*) > 0
+    ) AS expired
+    CROSS JOIN LATERAL lineshaft.release_locks_1(expired.keys, expired.holders, NULL, clock.now) AS freed
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, data)
@@ -112,7 +120,7 @@ logged AS (
 SELECT key FROM gone
 
 -- name: free_locks_with_parked
--- Keys of free locks with parked tasks, which a release should have unparked. One index look-up per key.
+-- Keys of locks that are free, or that readers can join, with parked tasks, which should have been unparked. One index look-up per key.
 WITH RECURSIVE wanted AS (
     (SELECT lock_key FROM lineshaft.task_live WHERE status = 'READY' AND lock_key IS NOT NULL ORDER BY lock_key LIMIT 1)
     UNION ALL
@@ -126,7 +134,8 @@ WITH RECURSIVE wanted AS (
 )
 SELECT wanted.lock_key
 FROM wanted
-WHERE NOT EXISTS (SELECT FROM lineshaft.lock WHERE lock.key = wanted.lock_key)
+WHERE NOT
+  -- include: lock_closed
   AND (
     SELECT true FROM lineshaft.task_live AS live
     WHERE live.status = 'READY' AND live.lock_key = wanted.lock_key AND live.parked = 'lock'

@@ -3,13 +3,15 @@
 from msgspec import Struct
 
 from lineshaft.engine.agents import Fleet
+from lineshaft.engine.guards.quotas import Quotas
 from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.queries import Queries
 from lineshaft.engine.read.snapshot import Reader, in_snapshot
 from lineshaft.engine.read.tally import Tally, Totals, figures_age_sec
 from lineshaft.engine.read.throughput import read_waits
 from lineshaft.engine.sources.registry import SourceRegistry
-from lineshaft.types import AgentInfo, Stats
+from lineshaft.types import AgentInfo, Quota, Stats
+from lineshaft.types.page import MAX_LIMIT
 from lineshaft.types.stats import Waits
 
 #: Agents that have been offline for longer are left out: an agent without an id of its own is a new one at
@@ -32,11 +34,14 @@ class Metrics(Struct, frozen=True):
     source_lag_sec: float
     #: How long ago the oldest event happened that the totals lack.
     totals_age_sec: float
+    #: The first ones by name.
+    quotas: list[Quota]
 
 
 class MetricsReader:
     def __init__(self, database: Database, queries: Queries, fleet: Fleet) -> None:
         self._sources = SourceRegistry(database)
+        self._quotas = Quotas(database)
         self._database = database
         self._queries = queries
         self._fleet = fleet
@@ -59,4 +64,5 @@ class MetricsReader:
             await self._sources.totals(),
             await self._sources.lag(),
             totals_age_sec,
+            (await self._quotas.page(limit=MAX_LIMIT, cursor=None)).items,
         )

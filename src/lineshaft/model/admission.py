@@ -56,6 +56,13 @@ def fair_key_of(needs: bytes | None) -> str | None:
     return msgspec.json.decode(needs, type=Admission).fair
 
 
+def locks_of(lock_key: str | None, stored: bytes | None) -> dict[str, bool]:
+    """The document locks in these columns, in order of key: whether each is shared."""
+    if lock_key is not None:
+        return {lock_key: False}
+    return {} if stored is None else msgspec.json.decode(stored, type=Admission).locks
+
+
 def _quota_keys(values: Any, faults: Faults) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) > MAX_QUOTA_KEYS:
         faults.append(("quota_keys", f"must be a list of at most {MAX_QUOTA_KEYS} keys, got {shown(values)}"))

@@ -166,6 +166,17 @@ def _on_failure(value: Any) -> str | None:
     return None if value in {"block", "ignore"} else f"must be block or ignore, got {shown(value)}"
 
 
+#: What a submission does if a task has its idempotency key.
+RETURN, REJECT, REPLACE_WAITING, CANCEL_RUNNING = "return", "reject", "replace_waiting", "cancel_running"
+ON_CONFLICT = (RETURN, REJECT, REPLACE_WAITING, CANCEL_RUNNING)
+#: Those that change the existing task.
+STEERING = (REPLACE_WAITING, CANCEL_RUNNING)
+
+
+def _on_conflict(value: Any) -> str | None:
+    return None if value in ON_CONFLICT else f"must be one of {', '.join(ON_CONFLICT)}, got {shown(value)}"
+
+
 #: Who creates tasks and DAGs: each prefix is followed by a name.
 CREATORS = ("agent:", "human:", "cron:", "event:", "dag:", "system:")
 
@@ -203,6 +214,9 @@ CHECKS: Mapping[str, Check] = {
     "max_attempts": _number(1, MAX_ATTEMPTS, whole=True),
     "idempotency_key": text_fault,
     "idempotency_ttl_sec": _number(0, LONGEST_SECONDS),
+    "on_conflict": _on_conflict,
+    "debounce_sec": _number(0, LONGEST_SECONDS),
+    "max_wait_sec": _number(0, LONGEST_SECONDS),
     "tags": _texts,
     "created_by": _creator,
     "preset": _preset,

@@ -3,15 +3,17 @@
 A rate-limited task waits and is retried without using up an attempt, without counting for its circuit breaker
 and without counting as a poison pill. The waits have their own counter: after ten, the next limit counts as a
 failed attempt, and the counter restarts with the new attempt. An exhausted quota, which an hour of waiting
-doesn't restore, is dead-lettered at that point instead.
+doesn't restore, is dead-lettered at that point instead. A wait of a minute or more that the provider asked
+for says when the limit ends: up to 50 of them in a row aren't counted.
 
 - Length of the wait: the provider's Retry-After, within bounds; otherwise 60 s, doubled with each wait, plus
   up to 10 %, at most an hour in total.
 - Detection reads error texts, so it must not find "429" in a task id, an amount or a line number, nor a rate
   limit in "a separate limit". If the agent names another category, that category wins over the text; `crash`
   is the category of unknown failures, so there the text decides.
-- Other agents slow down for half the wait: those that would use the same model, or all when no model is
-  known.
+- Others slow down for half the wait: those that would use the same account; without one, the same model; all
+  when no model is known. Beyond an hour the limit is a window of the provider's: the account or the model is
+  held back until its end, or, if neither is known, only the agent.
 """
 
 import re
@@ -24,7 +26,12 @@ from lineshaft.model.retry import FailureCategory, Uniform, category_of
 
 FIRST_WAIT_SEC = 60.0
 LONGEST_WAIT_SEC = 3_600.0
+#: The longest wait that a provider may ask for: a week, with time to spare.
+LONGEST_RETRY_AFTER_SEC = 8 * 86_400.0
 MAX_WAITS = 10
+#: From here on a wait that the provider asked for isn't counted, so many times in a row.
+LONG_WAIT_SEC = 60.0
+MAX_LONG_WAITS = 50
 _WAIT_SPREAD = 0.1
 
 _SPENT_QUOTA = re.compile(
@@ -40,7 +47,7 @@ _STATUS = re.compile(
 )
 
 _NUMBER = r"\d+(?:\.\d+)?"
-_UNIT = r"(?:ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?)(?![a-z])"
+_UNIT = r"(?:ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])"
 # "30", "-5", "1.5s", "6m0s", "2 minutes", or a date in one of HTTP's three forms.
 _WAIT = (
     rf"(?P<span>-?{_NUMBER}(?:\s*{_UNIT}(?:\s*{_NUMBER}\s*{_UNIT})*|(?!\w|[-:.,]\d)))"
@@ -81,7 +88,7 @@ def is_rate_limit(text: str, category: str | None = None) -> bool:
 
 
 def parse_retry_after(
-    value: str | float | None, now: datetime, *, longest_sec: float = LONGEST_WAIT_SEC
+    value: str | float | None, now: datetime, *, longest_sec: float = LONGEST_RETRY_AFTER_SEC
 ) -> float | None:
     """The seconds a provider asks to wait; None if it doesn't say.
 
@@ -90,7 +97,9 @@ def parse_retry_after(
     return _clamped(_wait_in(value, now) if isinstance(value, str) else value, longest_sec)
 
 
-def retry_after_in_error(error: str, now: datetime, *, longest_sec: float = LONGEST_WAIT_SEC) -> float | None:
+def retry_after_in_error(
+    error: str, now: datetime, *, longest_sec: float = LONGEST_RETRY_AFTER_SEC
+) -> float | None:
     """As `parse_retry_after` for an error text. One that is only a number is a status, not a wait."""
     return None if _ONLY_NUMBER.fullmatch(error) else parse_retry_after(error, now, longest_sec=longest_sec)
 
@@ -124,7 +133,7 @@ def _unit_sec(unit: str) -> float:
     unit = unit.lower()
     if unit.startswith(("ms", "milli")):
         return 0.001
-    return {"s": 1.0, "m": 60.0, "h": 3_600.0}[unit[0]]
+    return {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}[unit[0]]
 
 
 def backoff_wait(waits_so_far: int, uniform: Uniform) -> float:
@@ -134,12 +143,18 @@ def backoff_wait(waits_so_far: int, uniform: Uniform) -> float:
 
 
 class WaitForLimit(Struct, frozen=True):
-    """Retry after `wait_sec` without using an attempt; other agents slow down for `slowdown_sec`."""
+    """Retry after `wait_sec` without using an attempt; others slow down for `slowdown_sec`."""
 
     wait_sec: float
     slowdown_sec: float
+    #: The new values of the counters.
     waits: int
-    """The new value of the counter."""
+    long_waits: int = 0
+
+    @property
+    def is_window(self) -> bool:
+        """It is too long for everyone to wait."""
+        return self.slowdown_sec > LONGEST_WAIT_SEC
 
 
 class CountsAsFailure(Struct, frozen=True):
@@ -153,6 +168,7 @@ class QuotaSpent(Struct, frozen=True):
 def decide_rate_limit(
     *,
     waits_so_far: int,
+    long_waits_so_far: int = 0,
     retry_after_sec: float | None,
     spent_quota: bool,
     uniform: Uniform,
@@ -165,7 +181,15 @@ def decide_rate_limit(
     """
     if refused:
         return CountsAsFailure()
+    asked_sec = retry_after_sec or 0.0
+    if asked_sec >= LONG_WAIT_SEC and long_waits_so_far < MAX_LONG_WAITS:
+        return _wait(asked_sec, waits_so_far, long_waits_so_far + 1)
     if waits_so_far >= max_waits:
         return QuotaSpent() if spent_quota else CountsAsFailure()
     wait_sec = backoff_wait(waits_so_far, uniform) if retry_after_sec is None else retry_after_sec
-    return WaitForLimit(wait_sec=wait_sec, slowdown_sec=wait_sec / 2, waits=waits_so_far + 1)
+    return _wait(wait_sec, waits_so_far + 1, long_waits_so_far)
+
+
+def _wait(wait_sec: float, waits: int, long_waits: int) -> WaitForLimit:
+    slowdown_sec = wait_sec if wait_sec > LONGEST_WAIT_SEC else wait_sec / 2
+    return WaitForLimit(wait_sec=wait_sec, slowdown_sec=slowdown_sec, waits=waits, long_waits=long_waits)

@@ -102,6 +102,7 @@ class TaskOperation(StrEnum):
     CANCEL = "cancel"
     REVIVE = "revive"
     RERUN = "rerun"
+    REPLACE = "replace"
     AWAIT_RERUN = "await_rerun"
     FINISH_BATCH = "finish_batch"
     FAIL_BATCH = "fail_batch"
@@ -161,6 +162,11 @@ TRANSITIONS: tuple[Transition, ...] = (
         Transition(source, TaskOperation.AWAIT_RERUN, Status.PENDING, "task.waiting")
         for source in Status
         if source in LIVE and source is not Status.PENDING
+    ),
+    # A submission with its idempotency key replaces what a waiting task is to do, from the beginning.
+    *(
+        Transition(source, TaskOperation.REPLACE, Status.PENDING, "task.replaced")
+        for source in (Status.PENDING, Status.READY, Status.RETRYING)
     ),
     Transition(Status.DEAD_LETTERED, TaskOperation.CANCEL, Status.CANCELLED, "task.cancelled"),
     *(

@@ -26,11 +26,15 @@ from lineshaft.model.fields import (
     CHECKS,
     LIMIT_CHECKS,
     MAX_TEXT,
+    REPLACE_WAITING,
+    RETURN,
+    STEERING,
     Faults,
     encoded_json,
     invalid,
     stored_json,
 )
+from lineshaft.model.parts import INDEX, ITEM, ForEach, for_each_faults
 from lineshaft.model.presets import FACTORY, Preset, preset_named
 from lineshaft.model.priority import DEFAULT_PRIORITY, Lane
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC, DEFAULT_RETRY_ON, RetryPolicy
@@ -188,10 +192,14 @@ class TaskOptions(TaskDefaults, total=False):
     run_at: datetime | None
     depends_on: Sequence[str]
     inputs: Mapping[str, str | Sequence[str]] | None
+    for_each: ForEach | None
     parent_id: str | None
     dag_id: str | None
     idempotency_key: str | None
     idempotency_ttl_sec: Duration | None
+    on_conflict: str | None
+    debounce_sec: Duration | None
+    max_wait_sec: Duration | None
     on_failure: str | None
     children: "Sequence[NewTask]"
 
@@ -269,9 +277,12 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     expire_at_deadline: bool = False
     run_at: datetime | None = None
     depends_on: Sequence[str] = ()
-    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id; or a list of
-    #: them. The task waits for these tasks.
+    #: Outputs of other tasks that the handler gets, by name: a key of the same call, or an id, with a path if
+    #: it gets a part of the output (`scan.files.0`); or a list of them. The task waits for these tasks.
     inputs: Mapping[str, str | Sequence[str]] | None = None
+    #: One child with this task's type, spec and limits for each item of a list that another task of the call
+    #: returns. Each gets the inputs `item` and `index`; the task's output is the list of their outputs.
+    for_each: ForEach | None = None
     #: An existing task, whose DAG this one joins.
     parent_id: str | None = None
     #: An existing DAG to join.
@@ -296,6 +307,13 @@ class NewTask(_Typed, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     idempotency_key: str | None = None
     #: How long the key stays in force after the task has completed; None: forever.
     idempotency_ttl_sec: float | None = None
+    #: What happens if a task has the key already: `return` it (the default), `reject` this one,
+    #: `replace_waiting` or `cancel_running`.
+    on_conflict: str | None = None
+    #: With `replace_waiting`: it starts so long after the last submission, ...
+    debounce_sec: float | None = None
+    #: ... but no later than so long after the first one.
+    max_wait_sec: float | None = None
     tags: Sequence[str] = ()
     created_by: str | None = None
     #: What becomes of its DAG if a spawned task is a dead letter: `block` it (the default) or `ignore` that.
@@ -346,6 +364,9 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     require_decision_report: bool
     idempotency_key: str | None
     idempotency_ttl_sec: float | None
+    on_conflict: str
+    debounce_sec: float | None
+    max_wait_sec: float | None
     tags: tuple[str, ...]
     created_by: str | None
     ignore_failure: bool
@@ -358,6 +379,7 @@ class TaskRow(Struct, frozen=True, kw_only=True, gc=False):
     context_tasks: tuple[str, ...]
     #: Ids of artifacts named by `spec.context_refs`.
     context_artifacts: tuple[str, ...]
+    for_each: ForEach | None = None
 
     @property
     def lane(self) -> Lane:
@@ -401,6 +423,37 @@ def _check_companions(task: NewTask, faults: Faults) -> None:
         faults.append(("idempotency_ttl_sec", "is the window of an idempotency_key, which is missing"))
     if task.expire_at_deadline and task.deadline is None:
         faults.append(("expire_at_deadline", "is about the deadline, which is missing"))
+    if task.on_conflict is not None:
+        if task.idempotency_key is None:
+            faults.append(("on_conflict", "is about an idempotency_key, which is missing"))
+        if task.on_conflict in STEERING and task.children:
+            faults.append(("on_conflict", f"can't be {task.on_conflict} for a batch: it has children"))
+    if task.debounce_sec is not None:
+        if task.on_conflict != REPLACE_WAITING:
+            faults.append(("debounce_sec", f"needs on_conflict {REPLACE_WAITING}"))
+        if task.run_at is not None:
+            faults.append(("run_at", "can't be given together with debounce_sec, which sets it"))
+    elif task.max_wait_sec is not None:
+        faults.append(("max_wait_sec", "limits debounce_sec, which is missing"))
+
+
+def _for_each(task: NewTask, spec: Mapping[str, Any], faults: Faults) -> ForEach | None:
+    """Also from a dict of its fields."""
+    if task.for_each is None:
+        return None
+    try:
+        for_each = msgspec.convert(msgspec.to_builtins(task.for_each), ForEach)
+    except (msgspec.ValidationError, TypeError) as error:
+        faults.append(("for_each", f"must be a ForEach, or an object with its fields: {error}"))
+        return None
+    faults += for_each_faults(for_each)
+    for name in ("children", "run_at"):
+        if getattr(task, name):
+            faults.append((name, "is not possible together with for_each"))
+    taken = [name for name in (ITEM, INDEX) for values in (task.inputs, spec) if name in (values or ())]
+    if taken:
+        faults.append(("for_each", f"gives each child the input {taken[0]!r}: use another name for your own"))
+    return for_each
 
 
 def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES) -> TaskRow:
@@ -431,6 +484,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     if output.type is not None and (fault := output_type_fault(output.type)):
         faults.append(("output.type", fault))
     _check_companions(task, faults)
+    for_each = _for_each(task, fields, faults)
     lock_key, needs = task.lock_key, None
     if task.quota_keys or task.lock_keys or task.fair_key is not None:
         lock_key, needs = admission(task.quota_keys, task.fair_key, task.lock_keys, task.lock_key, faults)
@@ -471,6 +525,9 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         require_decision_report=defaults.require_decision_report if report is None else report,
         idempotency_key=task.idempotency_key,
         idempotency_ttl_sec=task.idempotency_ttl_sec,
+        on_conflict=task.on_conflict or RETURN,
+        debounce_sec=task.debounce_sec,
+        max_wait_sec=task.max_wait_sec,
         tags=_names(task.tags),
         created_by=task.created_by,
         ignore_failure=task.on_failure == "ignore",
@@ -479,6 +536,7 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
         type_revision=None if kind is None else kind.revision,
         context_tasks=refs,
         context_artifacts=artifacts,
+        for_each=for_each,
     )
 
 

@@ -64,13 +64,13 @@ async def reset_breaker(engine: Engine, request: ActByKey) -> Breaker:
 
 @operation("GET /v1/locks", Scope.READ)
 async def list_locks(engine: Engine, request: OnePage) -> Page[Lock]:
-    """List held document locks, and how many tasks wait for each."""
+    """List held document locks, one item for each holder, and how many tasks wait for each lock."""
     return await engine.read.locks(limit=request.limit, cursor=request.cursor)
 
 
 @operation("DELETE /v1/locks/{key:path}", Scope.OPERATE, codes=("not_found",))
 async def release_lock(engine: Engine, request: ActByKey) -> None:
-    """Take a lock from its holder; the next waiter gets it.
+    """Take a lock from its holder, or from all that share it; the next waiter gets it.
 
     The old holder can't complete: it gets 409 `stale_claim`, and `lost` at its next heartbeat.
     """

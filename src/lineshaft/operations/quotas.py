@@ -4,7 +4,7 @@ from decimal import Decimal
 
 from lineshaft.model.quotas import check_quota
 from lineshaft.operations.operation import Engine, operation
-from lineshaft.types import Page, Quota, Scope
+from lineshaft.types import Page, Quota, QuotaDetails, Scope
 from lineshaft.types.request import Act, OnePage, Request
 
 
@@ -53,6 +53,16 @@ async def set_quota(engine: Engine, request: SetQuota) -> Quota:
     They count, too.
     """
     return await engine.quotas.set(request, reason=request.reason)
+
+
+class ByName(Request, frozen=True, kw_only=True):
+    name: str
+
+
+@operation("GET /v1/quotas/{name}", Scope.READ, codes=("not_found",))
+async def get_quota(engine: Engine, request: ByName) -> QuotaDetails:
+    """Read a quota with its busiest keys, and the tasks that hold it, use its rate and wait for it."""
+    return await engine.quotas.details(request.name)
 
 
 class DeleteQuota(Act, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from lineshaft.operations import (
     guards,
     health,
     quotas,
+    reservations,
     review,
     sources,
     stats,
@@ -22,6 +23,7 @@ from lineshaft.operations.operation import operations_in
 OPERATIONS = operations_in(
     *(
         work,
+        reservations,
         agents,
         tasks,
         dags,

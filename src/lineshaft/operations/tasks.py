@@ -52,7 +52,7 @@ class SubmitTask(Request, frozen=True, kw_only=True):
 @operation(
     "POST /v1/tasks",
     Scope.SUBMIT,
-    created=lambda task: task.duplicate is UNSET,
+    created=lambda task: task.duplicate is UNSET and task.replaced is UNSET,
     codes=_SUBMIT_CODES,
     example=examples.TASK,
     check_body=new_tasks.check_task_count,
@@ -62,16 +62,26 @@ class SubmitTask(Request, frozen=True, kw_only=True):
 async def submit_task(engine: Engine, request: SubmitTask) -> Task:
     """Submit a task; with `format=loki` a record of a `.loki` queue file.
 
-    200 with `"duplicate": true` and the existing task if one with this idempotency key exists.
+    200 with `"duplicate": true` and the existing task if one with this idempotency key exists. `on_conflict`
+    changes that: `reject` (409), `replace_waiting` (200 with `"replaced": true` if that task waits) or
+    `cancel_running` (a running one is cancelled, and this one created).
     """
     new = request.new_task()
     new_tasks.check_tasks([new], keys=False, place="")
     new_tasks.check_creators([new])
     (submitted,) = await engine.submission.submit([new])
     task = await engine.read.task(submitted.id)
-    if not submitted.duplicate:
-        return task
-    return replace(task, duplicate=True, mismatch=submitted.mismatch or UNSET)
+    return with_outcome(task, submitted)
+
+
+def with_outcome(task: Task, submitted: t.Submitted) -> Task:
+    """A task with what its submission found."""
+    return replace(
+        task,
+        duplicate=submitted.duplicate or UNSET,
+        mismatch=submitted.mismatch or UNSET,
+        replaced=submitted.replaced or UNSET,
+    )
 
 
 class TaskBatch(Request, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lineshaft.pictures.dag import DagPicture, dag_svg
 from lineshaft.pictures.mermaid import dag_mermaid
-from lineshaft.pictures.nodes import DagNode, critical_path, edges_of, nodes_of
+from lineshaft.pictures.nodes import DagNode, critical_path, edges_of, nodes_of, title_of_list
 
 #: For pages that show pictures; a file of its own has it inside.
 STYLE_SHEET = Path(__file__).parent / "dag.css"
@@ -18,4 +18,5 @@ __all__ = [
     "dag_svg",
     "edges_of",
     "nodes_of",
+    "title_of_list",
 ]

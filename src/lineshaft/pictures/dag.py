@@ -130,7 +130,7 @@ class DagPicture:
     def _parts(self, link: Link | None) -> dict[str, str]:
         critical = set(self.critical)
         critical_edges = set(pairwise(self.critical))
-        done = {box.id for box in self.boxes if set(_counts(box)) == {Status.COMPLETED}}
+        done = {box.id for box in self.boxes if set(box.counts) == {Status.COMPLETED}}
         ids = [box.id for box in self.boxes]
         edges: dict[str, str] = {}
         important: dict[str, str] = {}
@@ -152,15 +152,16 @@ class DagPicture:
     def _description(self) -> str:
         counts: dict[Status, int] = {}
         for box in self.boxes:
-            for status, count in _counts(box).items():
+            for status, count in box.counts.items():
                 counts[status] = counts.get(status, 0) + count
         total = sum(counts.values())
         states = ", ".join(f"{counts[status]} {status}" for status in Status.in_order(counts))
         return f"{total} {'task' if total == 1 else 'tasks'}" + (f": {states}." if states else ".")
 
 
-def _counts(box: Box) -> dict[Status, int]:
-    return dict(box.counts) if isinstance(box, Group) else {box.status: 1}
+def stands_for_several(box: Box) -> bool:
+    """Whether it is drawn as a pile, with the number of tasks in each state."""
+    return isinstance(box, Group) or bool(box.items)
 
 
 def _icon(box: Box) -> str:
@@ -195,7 +196,7 @@ def _path(points: Sequence[layout.Point]) -> str:
 def _box(name: str, box: Box, corner: layout.Point, *, critical: bool, href: str | None) -> str:
     x, y = corner
     classes = ["node", f"state-{look_of(box.status)}"]
-    if isinstance(box, Group):
+    if several := stands_for_several(box):
         classes.append("group")
     if box.status in _WAITING:
         classes.append("waiting")
@@ -207,7 +208,7 @@ def _box(name: str, box: Box, corner: layout.Point, *, critical: bool, href: str
     data = "data-group" if isinstance(box, Group) else "data-task"
     content = [
         f"<title>{escape(tooltip)}</title>",
-        f'<rect class="behind" x="5" y="5" {size}/>' if isinstance(box, Group) else "",
+        f'<rect class="behind" x="5" y="5" {size}/>' if several else "",
         f'<rect class="box" {size}/>',
         f'<use href="#state-{_icon(box)}" x="13" y="18" width="16" height="16"/>',
         _text("title", 22, fitting(title, _TEXT_WIDTH, _TITLE_SIZE, bold=True)),
@@ -231,20 +232,20 @@ def _text(name: str, y: float, text: str) -> str:
 def _meta(box: Box, room: float = math.inf) -> str:
     """The second line: type, duration and cost; of a group how many are in which state, and their cost."""
     facts = []
-    if isinstance(box, Group):
+    if several := stands_for_several(box):
         sums = ((sum(box.counts.get(status, 0) for status in states), word) for word, states in _WORDS)
         facts += [f"{count:,} {word}" for count, word in sums if count]
-    elif box.duration_sec is not None:
+    elif isinstance(box, DagNode) and box.duration_sec is not None:
         facts.append(duration(box.duration_sec))
     if box.cost_usd:
         facts.append(dollars(box.cost_usd))
-    if isinstance(box, Group):
+    if several:
         while len(facts) > 1 and text_width(" · ".join(facts), _META_SIZE) > room:
             facts.pop()
         return " · ".join(facts)
     rest = "".join(f" · {fact}" for fact in facts)
     room -= text_width(rest, _META_SIZE)
-    return fitting(clean(box.type, _LONGEST_TYPE), room, _META_SIZE) + rest
+    return fitting(clean(box.type or "", _LONGEST_TYPE), room, _META_SIZE) + rest
 
 
 def _bar(box: Box) -> str:
@@ -252,7 +253,7 @@ def _bar(box: Box) -> str:
     x, width = 10.0, layout.WIDTH - 20.0
     top = layout.HEIGHT - _BAR_HEIGHT - 3
     shape = f'y="{top:g}" height="{_BAR_HEIGHT:g}"'
-    if isinstance(box, DagNode):
+    if isinstance(box, DagNode) and not box.items:
         if box.progress is None:
             return ""
         done = max(0.0, min(1.0, box.progress)) * width
@@ -262,7 +263,7 @@ def _bar(box: Box) -> str:
         )
     bars = []
     for status, count in sorted(box.counts.items(), key=lambda item: _BAR_ORDER.index(look_of(item[0]))):
-        share = width * count / len(box.members)
+        share = width * count / sum(box.counts.values())
         bars.append(f'<rect class="bar state-{look_of(status)}" x="{x:.1f}" {shape} width="{share:.1f}"/>')
         x += share
     return "".join(bars)

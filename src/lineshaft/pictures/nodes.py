@@ -1,7 +1,7 @@
 """What a picture of a DAG shows: its tasks, and groups of tasks that are alike."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -12,8 +12,10 @@ from typing import Any
 from msgspec import Struct
 
 from lineshaft.model import graph
+from lineshaft.model.parts import ForEach
 from lineshaft.model.states import Status
-from lineshaft.types import Task
+from lineshaft.types import ForEachInfo, Task
+from lineshaft.types.dags import ListItems, children_of_lists, items_of_lists
 
 #: A task and one that depends on it, by id.
 Edge = tuple[str, str]
@@ -48,6 +50,13 @@ class DagNode(Struct, frozen=True, kw_only=True):
     progress: float | None = None
     #: It waits for a person's decision on its output.
     by_person: bool = False
+    #: The children of its list that aren't drawn, by state.
+    items: Mapping[Status, int] = {}
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """The tasks that the box stands for, by state."""
+        return self.items or {self.status: 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +71,13 @@ class Group:
 
     @cached_property
     def counts(self) -> Mapping[Status, int]:
-        """The number of members by state, in the order of the states; without zeros."""
-        counted = Counter(member.status for member in self.members)
+        """The number of tasks by state, in the order of the states; without zeros."""
+        counted = sum((Counter(member.counts) for member in self.members), Counter[Status]())
         return {status: counted[status] for status in Status.in_order(counted)}
 
     @property
     def status(self) -> Status:
-        return next((status for status in _MOST_URGENT if status in self.counts), next(iter(self.counts)))
+        return _most_urgent(self.counts)
 
     @property
     def title(self) -> str:
@@ -82,27 +91,78 @@ class Group:
 Box = DagNode | Group
 
 
-def nodes_of(tasks: Iterable[Task], now: datetime) -> list[DagNode]:
-    """The tasks of a DAG as a picture shows them."""
-    return [
-        DagNode(
-            id=task.id,
-            # A task without a title of its own has its type as one, which the box shows anyway.
-            title=task.key if task.key and task.title == task.type else task.title,
-            type=task.type,
-            status=task.status,
-            duration_sec=_duration(task.first_started_at, task.ended_at or now),
-            cost_usd=task.cost_usd,
-            progress=_fraction(task.progress) if task.status is Status.RUNNING else None,
-            by_person=task.output.validation == "human",
+def nodes_of(
+    tasks: Sequence[Task],
+    now: datetime,
+    *,
+    opened: Collection[str] = (),
+    lists: Mapping[str, ListItems] | None = None,
+) -> list[DagNode]:
+    """The tasks of a DAG as a picture shows them.
+
+    A task with a list stands for its children, except those whose ids are in `opened`. `lists` has the
+    children that are not among the tasks, by the id of their task.
+    """
+    children = children_of_lists(tasks)
+    counted = {**items_of_lists(tasks, children), **(lists or {})}
+    closed = {name: items for name, items in counted.items() if name not in opened}
+    nodes = []
+    for task in tasks:
+        if task.id in children and children[task.id] not in opened:
+            continue
+        items = closed.get(task.id, ListItems())
+        title = task.key if task.key and task.title == task.type else task.title
+        nodes.append(
+            DagNode(
+                id=task.id,
+                # A task without a title of its own has its type as one, which the box shows anyway.
+                title=_title_of_list(title, task.for_each, items),
+                type=task.type,
+                status=task.status if task.status.ended or not items.counts else _most_urgent(items.counts),
+                duration_sec=_duration(
+                    task.started_at if task.is_batch else task.first_started_at, task.ended_at or now
+                ),
+                cost_usd=task.cost_usd + items.cost_usd,
+                progress=_fraction(task.progress) if task.status is Status.RUNNING else None,
+                by_person=task.output.validation == "human",
+                items={status: items.counts[status] for status in Status.in_order(items.counts)},
+            )
         )
+    return nodes
+
+
+def edges_of(tasks: Sequence[Task]) -> list[Edge]:
+    """The dependencies of the tasks; those outside of the DAG are left out by the picture.
+
+    The children of a list come after what their task waited for.
+    """
+    children = children_of_lists(tasks)
+    # Some of the children may not be among the tasks.
+    others = {task.id for task in tasks} - children.keys()
+    above = {
+        task.id: [name for name in task.depends_on if name in others]
         for task in tasks
+        if task.for_each is not None
+    }
+    return [
+        (upstream, task.id)
+        for task in tasks
+        for upstream in (*task.depends_on, *above.get(children.get(task.id, ""), ()))
     ]
 
 
-def edges_of(tasks: Iterable[Task]) -> list[Edge]:
-    """The dependencies of the tasks; those outside of the DAG are left out by the picture."""
-    return [(upstream, task.id) for task in tasks for upstream in task.depends_on]
+def title_of_list(title: str, for_each: ForEach | ForEachInfo | None) -> str:
+    """The title of a task whose list doesn't exist yet."""
+    return title if for_each is None else f"{title} for each of {for_each.over}"
+
+
+def _title_of_list(title: str, for_each: ForEach | ForEachInfo | None, items: ListItems) -> str:
+    count = items.counts.total()
+    return f"{title} ×{count}" if count else title_of_list(title, for_each)
+
+
+def _most_urgent(counts: Mapping[Status, int]) -> Status:
+    return next((status for status in _MOST_URGENT if status in counts), next(iter(counts)))
 
 
 def _duration(start: datetime | None, end: datetime) -> float | None:

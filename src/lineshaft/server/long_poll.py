@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -23,6 +23,8 @@ from lineshaft.engine.maintenance import Maintenance, StuckTasksError
 from lineshaft.errors import LineshaftError, UnavailableError
 from lineshaft.types.protocol import ClaimItem
 from lineshaft.types.work import Claim, ClaimedTask
+
+T = TypeVar("T")
 
 #: How often an agent without a free slot looks again: no wake-up reports a free slot.
 _NO_SLOT_POLL_SEC = 5.0
@@ -255,6 +257,22 @@ async def watch_disconnect(receive: Receive) -> "AsyncIterator[asyncio.Task[None
         yield watching
     finally:
         await background.stop(watching)
+
+
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Event) -> T:
+    """Await what may wait for long, unless the client disconnects or the server stops."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        async with watch_disconnect(receive) as disconnected:
+            await asyncio.wait({working, stopped, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if disconnected.done():
+                raise ClientDisconnect
+    finally:
+        await background.stop(working, stopped)
+    raise UnavailableError("The server is being stopped. Call another, or the same a moment later.")
 
 
 class OpeningsWatcher:

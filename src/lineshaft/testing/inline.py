@@ -51,11 +51,13 @@ class InlineBench:
         *,
         inputs: Mapping[str, Any] | None = None,
         model: str | None = None,
+        account: str | None = None,
         max_cost_usd: Decimal | float | None = None,
     ) -> None:
         """`inputs` is what `ctx.inputs` has; an input that is a parameter is passed to `run`."""
         self._inputs = {name: Raw(encoded(value, "input")) for name, value in (inputs or {}).items()}
         self._model = model
+        self._account = account
         self._max_cost_usd = max_cost_usd
         self._memory = _Memory()
         self._id = new_id("task")
@@ -153,6 +155,7 @@ class InlineBench:
             task=task,
             claim_token="",
             model=task.model,
+            account=self._account,
             inputs_json=self._inputs,
             resume=task.resume,
             checkpoint_json=raw(memory.checkpoint),
@@ -205,6 +208,9 @@ class _Memory:
         end = msgspec.json.decode(WaitEnd(until, found).json, type=WaitEnd)
         self.steps[new.name] = end.json
         return end
+
+    async def acquire(self, *_: object, **__: object) -> None:
+        """There are no quotas."""
 
     async def spawn(self, *_: object, **__: object) -> NoReturn:
         raise LineshaftError(

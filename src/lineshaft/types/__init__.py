@@ -6,6 +6,7 @@ Nothing here imports the database driver or an HTTP library.
 import lineshaft.integrations.presets  # noqa: F401 - registers the presets of integrations
 from lineshaft.model.durations import Duration as Duration
 from lineshaft.model.forecast import Forecast as Forecast
+from lineshaft.model.parts import ForEach as ForEach
 from lineshaft.model.priority import Tier as Tier
 from lineshaft.model.quotas import RateUnit as RateUnit
 from lineshaft.model.retry import FailureCategory as FailureCategory
@@ -20,6 +21,7 @@ from lineshaft.model.tasks import RetrySpec as RetrySpec
 from lineshaft.model.tasks import TaskDefaults as TaskDefaults
 from lineshaft.model.tasks import TaskOptions as TaskOptions
 from lineshaft.model.type_defaults import TypeDefaults as TypeDefaults
+from lineshaft.types.agents import AgentAccount as AgentAccount
 from lineshaft.types.agents import AgentInfo as AgentInfo
 from lineshaft.types.agents import InstanceInfo as InstanceInfo
 from lineshaft.types.agents import NewAgent as NewAgent
@@ -58,6 +60,10 @@ from lineshaft.types.limits import VelocityAction as VelocityAction
 from lineshaft.types.page import Page as Page
 from lineshaft.types.problems import Fault as Fault
 from lineshaft.types.problems import Problem as Problem
+from lineshaft.types.quota_details import QuotaDetails as QuotaDetails
+from lineshaft.types.quota_details import QuotaKey as QuotaKey
+from lineshaft.types.quota_details import QuotaUser as QuotaUser
+from lineshaft.types.quota_details import QuotaWaiter as QuotaWaiter
 from lineshaft.types.quotas import Quota as Quota
 from lineshaft.types.quotas import QuotaHolder as QuotaHolder
 from lineshaft.types.quotas import Rate as Rate
@@ -96,6 +102,7 @@ from lineshaft.types.task_types import UncappedClaim as UncappedClaim
 from lineshaft.types.tasks import Attempt as Attempt
 from lineshaft.types.tasks import ClaimInfo as ClaimInfo
 from lineshaft.types.tasks import FailedAttempt as FailedAttempt
+from lineshaft.types.tasks import ForEachInfo as ForEachInfo
 from lineshaft.types.tasks import OutputGate as OutputGate
 from lineshaft.types.tasks import Submitted as Submitted
 from lineshaft.types.tasks import Task as Task

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from lineshaft.model.accounts import MAX_ACCOUNTS
 from lineshaft.model.type_defaults import TypeDefaults
 from lineshaft.types.features import Needs
 from lineshaft.types.request import Name, Request
@@ -34,6 +35,8 @@ class NewAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     #: None: every type that matches its capabilities.
     types: _Names | None = None
     models_available: _Names = ()
+    #: Accounts with providers. Each claim uses one that is open; without an open one it gets nothing.
+    accounts: Annotated[tuple[Name, ...], Meta(max_length=MAX_ACCOUNTS), Needs("accounts")] = ()
     #: The version of the program that it runs; recorded with each attempt.
     version: Annotated[str, Meta(min_length=1, max_length=MAX_VERSION)] | None = None
     max_concurrent_tasks: int = 3
@@ -70,6 +73,16 @@ class InstanceInfo(Struct, frozen=True, kw_only=True):
     heartbeat_interval_sec: float
 
 
+class AgentAccount(Struct, frozen=True):
+    """An account with a provider that instances of an agent offer."""
+
+    name: str
+    #: Claims use it.
+    open: bool
+    #: When it opens again; None: it is open, or that is not known.
+    until: datetime | None = None
+
+
 class AgentInfo(Struct, frozen=True, kw_only=True):
     """An agent: a role that any number of processes may have at the same time.
 
@@ -83,6 +96,7 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     #: None: every type that matches its capabilities.
     types: list[str] | None
     models_available: list[str]
+    accounts: list[AgentAccount] = []
     #: What the newest instance declares.
     version: str | None = None
     max_concurrent_tasks: int

@@ -1,12 +1,15 @@
 """Assignments: claimed tasks with everything that is needed to work on them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Raw, field
+from msgspec import UNSET, Raw, field
 
+from lineshaft.model.parts import NoSuchPartError, Source, part_of
+from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.json import JsonStruct, decoded, empty_list, null, raw
 from lineshaft.types.tasks import Task
 from lineshaft.types.work import Child, Claim, ClaimedTask, ClaimRef, PastAttempt, Resumed, decoded_inputs
@@ -30,6 +33,8 @@ class Assignment(JsonStruct, Generic[T], frozen=True, kw_only=True):
     #: Authenticates every call about this claim. Opaque.
     claim_token: str
     model: str | None
+    #: The account to use; null: the instance has none.
+    account: str | None = None
     #: By name: outputs of the tasks in `inputs`, `depends_on` and `spec.context_refs`; metadata of artifacts.
     inputs_json: dict[str, Raw] = field(name="inputs", default_factory=dict)
     #: Outcomes of the children that the task waited for: {id: {"status", "output"}}.
@@ -97,12 +102,20 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
     if b'"artifact:' in bytes(task.spec):
         inputs |= _artifacts(task.spec, claim)
     if not task.resume:
-        return Assignment(task=task, claim_token=token, model=task.model, inputs_json=inputs, resume=False)
+        return Assignment(
+            task=task,
+            claim_token=token,
+            model=task.model,
+            account=task.account,
+            inputs_json=inputs,
+            resume=False,
+        )
     before = claim.resumed.get(task.id, _NOTHING_BEFORE)
     return Assignment(
         task=task,
         claim_token=token,
         model=task.model,
+        account=task.account,
         inputs_json=inputs,
         children_json=Raw(before.children) if before.children else _EMPTY,
         resume=True,
@@ -116,15 +129,31 @@ def _assignment(task: ClaimedTask, claim: Claim, token: str) -> Assignment[Claim
 
 
 def _inputs(task: ClaimedTask, claim: Claim) -> dict[str, Raw]:
-    """Without those that are too large."""
+    """Without those that are too large, and parts that an output doesn't have."""
     inputs: dict[str, Raw] = {}
     for name, of in decoded_inputs(task.inputs).items():
-        if isinstance(of, str):
-            if of in claim.inputs:
-                inputs[name] = raw(claim.inputs[of])
-        elif all(one in claim.inputs for one in of):
-            inputs[name] = Raw(msgspec.json.encode([raw(claim.inputs[one]) for one in of]))
+        with suppress(KeyError, NoSuchPartError):
+            inputs[name] = (
+                Raw(msgspec.json.encode([_input(one, claim) for one in of]))
+                if isinstance(of, list)
+                else _input(of, claim)
+            )
     return inputs
+
+
+def _input(source: Source, claim: Claim) -> Raw:
+    if isinstance(source, str):
+        return raw(claim.inputs[source])
+    if source.value is not UNSET:
+        return source.value
+    output = claim.inputs[source.task]
+    # The agent loads what is in the artifact store, and takes its part (client/large_data.py).
+    return raw(output if data_ref_in(output) else part_in(output, source.path))
+
+
+def part_in(output: bytes | None, path: str) -> bytes:
+    """The part of an output, as JSON; raises NoSuchPartError."""
+    return msgspec.json.encode(part_of(decoded(raw(output)), path))
 
 
 def _artifacts(spec: Raw, claim: Claim) -> dict[str, Raw]:

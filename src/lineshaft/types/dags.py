@@ -1,15 +1,17 @@
 """DAGs as callers read them."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.types.request import Name
-from lineshaft.types.tasks import Submitted
+from lineshaft.types.tasks import Submitted, Task
 
 
 class NewDag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +60,37 @@ class Dag(Struct, frozen=True, kw_only=True):
             if self.status == "completed" and (number := self.counts.get(status, 0))
         ]
         return ", ".join([self.status, *rest])
+
+
+class ListItems(Struct):
+    """The children of a list, counted."""
+
+    counts: Counter[Status] = field(default_factory=Counter)
+    cost_usd: Decimal = Decimal(0)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{self.counts[status]:,} {status}" for status in Status.in_order(self.counts))
+
+
+def children_of_lists(tasks: Sequence[Task]) -> dict[str, str]:
+    """The children of lists, each with its task; those of a list that was replaced are under no task."""
+    present = {task.id: frozenset(task.depends_on) for task in tasks if task.for_each is not None}
+    return {
+        task.id: task.parent_id if task.id in present[task.parent_id] else ""
+        for task in tasks
+        if task.parent_id in present
+    }
+
+
+def items_of_lists(tasks: Sequence[Task], children: Mapping[str, str]) -> dict[str, ListItems]:
+    """The children of each list, by the id of its task."""
+    found: dict[str, ListItems] = {}
+    for task in tasks:
+        if name := children.get(task.id):
+            items = found.setdefault(name, ListItems())
+            items.counts[task.status] += 1
+            items.cost_usd += task.cost_usd
+    return found
 
 
 class SubmittedDag(Struct, frozen=True):

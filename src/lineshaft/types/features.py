@@ -17,8 +17,10 @@ from msgspec.structs import fields, replace
 
 #: The category `error`. A server that doesn't know it would not take it for a crash.
 ERROR_CATEGORY = "error_category"
+#: Accounts with providers, and instants at which rate limits end.
+ACCOUNTS = "accounts"
 #: What this version announces as a server.
-FEATURES: frozenset[str] = frozenset({ERROR_CATEGORY, "task_defaults"})
+FEATURES: frozenset[str] = frozenset({ERROR_CATEGORY, "task_defaults", ACCOUNTS})
 
 
 class Needs(NamedTuple):

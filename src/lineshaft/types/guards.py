@@ -16,6 +16,8 @@ class Lock(Struct, frozen=True):
     expires_at: datetime
     #: READY tasks that wait for the lock, counted up to 10,000.
     waiting: int
+    #: The holder is a reader; each reader is an item of its own.
+    shared: bool = False
 
 
 class Breaker(Struct, frozen=True):
@@ -34,7 +36,7 @@ class Breaker(Struct, frozen=True):
 
 
 class Slowdown(Struct, frozen=True):
-    #: `model:NAME`, `provider:NAME` for all models NAME/…, or `*` for all.
+    #: `account:NAME`, `model:NAME`, `provider:NAME` for all models NAME/…, `agent:ID`, or `*` for all.
     key: str
     until: datetime
     reason: str | None

@@ -36,6 +36,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: With invalid_transition on a dead letter that is already resolved: how, and by whom.
     resolution: str | None = None
     reviewer: str | None = None
+    #: With rate_limited: when there is room again, to the fraction of a second.
+    retry_after_sec: float | None = None
 
     @classmethod
     def of(cls, error: LineshaftError, *, code: str, status: int, request_id: str | None = None) -> "Problem":
@@ -57,6 +59,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
             else None,
             resolution=None if reviewed is None else reviewed.resolution,
             reviewer=None if reviewed is None else reviewed.reviewer,
+            retry_after_sec=error.retry_after_sec if isinstance(error, errors.RateLimitedError) else None,
         )
 
     @property
@@ -77,7 +80,10 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
             case errors.UnauthorizedError.code:
                 return errors.UnauthorizedError(f"{self.detail.removesuffix('.')}. {_WHERE_TO_PUT_IT}")
         kind = _KINDS.get(self.code)
-        return self._of_newer_server if kind is None else kind(self.detail)
+        error = self._of_newer_server if kind is None else kind(self.detail)
+        if isinstance(error, errors.RateLimitedError):
+            error.retry_after_sec = self.retry_after_sec
+        return error
 
     @property
     def _of_newer_server(self) -> LineshaftError:

@@ -20,6 +20,7 @@ from lineshaft.types import work as w
 from lineshaft.types.agents import Incarnation
 from lineshaft.types.assignments import Assignment, T
 from lineshaft.types.data_refs import DataRef, data_ref_in
+from lineshaft.types.features import Needs
 from lineshaft.types.json import json_or_none, null, raw
 from lineshaft.types.problems import Problem
 from lineshaft.types.request import Name, Request, Seconds, Text
@@ -91,7 +92,7 @@ class ClaimResult(Struct, Generic[T], frozen=True, kw_only=True, omit_defaults=T
     #: How long the call had waited when it claimed the tasks. Their leases count from then: a caller that
     #: adds it to the time at which it sent the call knows when they end at the earliest.
     waited_sec: float | UnsetType = UNSET
-    #: Some of the agent's models are slowed down until then.
+    #: Some of the agent's models, all its accounts or the agent itself are slowed down until then.
     slowdown_until: datetime | UnsetType = UNSET
     problem: Problem | None = None
 
@@ -199,7 +200,7 @@ class HeartbeatResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: str | UnsetType = UNSET
     #: How many tasks the agent may hold, which an operator may change.
     max_concurrent_tasks: int | UnsetType = UNSET
-    #: Some of the agent's models are slowed down until then.
+    #: Some of the agent's models, all its accounts or the agent itself are slowed down until then.
     slowdown_until: datetime | UnsetType = UNSET
     problem: Problem | None = None
 
@@ -285,10 +286,21 @@ class Fail(Spending, frozen=True, kw_only=True):
     retry_after_sec: Seconds | None = None
     #: The last 16 KiB are kept, for people: it decides nothing.
     traceback: str | None = None
+    #: When the provider's limit ends; it counts instead of `retry_after_sec`.
+    retry_at: Annotated[Annotated[datetime, Meta(tz=True)] | None, Needs("accounts")] = None
+    #: The account that the attempt used; null: that of the claim.
+    account: Annotated[Name | None, Needs("accounts")] = None
 
     def failure(self, claim: ClaimRef) -> w.Failure:
         return w.Failure(
-            claim, self.error, self.category, self.retry_after_sec, self.spent, traceback=self.traceback
+            claim,
+            self.error,
+            self.category,
+            self.retry_after_sec,
+            self.spent,
+            traceback=self.traceback,
+            retry_at=self.retry_at,
+            account=self.account,
         )
 
 
@@ -304,6 +316,8 @@ class FailItem(Fail, frozen=True, kw_only=True):
             category=None if given.category is None else replace_unstorable(given.category),
             retry_after_sec=given.retry_after_sec,
             traceback=None if given.traceback is None else replace_unstorable(end_of(given.traceback)),
+            retry_at=given.retry_at,
+            account=given.account,
         )
 
 

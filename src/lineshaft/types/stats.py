@@ -114,6 +114,8 @@ class ReasonCode(OpenEnum):
     BREAKER_OPEN = "breaker_open"
     LOCK_HELD = "lock_held"
     SLOWDOWN = "slowdown"
+    #: Agents have no open account.
+    ACCOUNT_CLOSED = "account_closed"
     AGENTS_FULL = "agents_full"
     PAUSED = "paused"
     QUOTA = "quota"
@@ -127,9 +129,11 @@ class ReasonCode(OpenEnum):
     DEAD_LETTERED = "dead_lettered"
 
 
-class Reason(Struct, frozen=True):
+class Reason(Struct, frozen=True, omit_defaults=True):
     code: ReasonCode
     detail: str
+    #: When the first account opens, where that is known; only of `account_closed`.
+    until: datetime | None = None
     # Of the code `quota`.
     quota: str | UnsetType = UNSET
     #: What it counts for: the key, or the pattern whose keys share one limit.

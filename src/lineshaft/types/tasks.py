@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from lineshaft.model.admission import LockKey
+from lineshaft.model.parts import DEFAULT_MAX_ITEMS
 from lineshaft.model.priority import Tier
 from lineshaft.model.retry import RetryPolicy
 from lineshaft.model.states import Status
@@ -44,13 +45,24 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     duration_sec: float
     cost_usd: Decimal
-    #: How often the task had been revived by then; attempts count from 1 after each revival.
+    #: How often the task had been revived or replaced by then; attempts count from 1 again after that.
     revival: int
     #: The version that its agent declared.
     version: str | None = None
     #: The end of the traceback, if the agent sent one.
     traceback: str | None = None
     tokens_used: TokensUsed = TokensUsed(0, 0)
+
+
+class ForEachInfo(Struct, frozen=True):
+    """The list for whose items a task has children."""
+
+    #: The key of the task that returns it, with the path to it in the output.
+    over: str
+    #: The task fails if the list has more items.
+    max: int = DEFAULT_MAX_ITEMS
+    #: How many children run at once; None: any number.
+    concurrency: int | None = None
 
 
 class OutputGate(JsonStruct, frozen=True):
@@ -111,8 +123,13 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     type: str
     title: str
     spec_json: Raw = field(name="spec")
-    #: The tasks whose outputs it gets, by the name of the input.
+    #: The tasks whose outputs it gets, by the name of the input; with a path, a part of one (`ID.PATH`).
     inputs: dict[str, str | list[str]]
+    #: It has one child for each item of this list.
+    for_each: ForEachInfo | None = None
+    #: Of the child of a list: what it gets as the inputs `item` and `index`.
+    item_json: Raw = field(name="item", default_factory=null)
+    index: int | None = None
     preset: str
     required_capabilities: list[str]
     model_preferences: list[str]
@@ -145,7 +162,7 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     is_batch: bool
     max_attempts: int
     attempts: int
-    #: How often the task was revived by hand.
+    #: How often the task was revived or rerun by hand, or replaced after its first attempt.
     revivals: int
     retry: RetryPolicy
     retry_at: datetime | None
@@ -184,11 +201,17 @@ class Task(JsonStruct, frozen=True, kw_only=True):
     duplicate: bool | UnsetType = UNSET
     #: Only in the response to a submission: the key was in use for a different request.
     mismatch: bool | UnsetType = UNSET
+    #: Only in the response to a submission: it replaced what the task, which waited, was to do.
+    replaced: bool | UnsetType = UNSET
 
     @cached_property
     def spec(self) -> dict[str, Any]:
         found: dict[str, Any] = decoded(self.spec_json)
         return found
+
+    @cached_property
+    def item(self) -> Any:
+        return decoded(self.item_json)
 
     @cached_property
     def surface(self) -> Any:
@@ -209,7 +232,7 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
 
     #: The fencing number of the claim.
     epoch: int
-    #: Counts from 1 after every revival.
+    #: Counts from 1 after every revival and replacement.
     number: int
     revival: int
     agent_id: str | None
@@ -218,6 +241,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
     model: str | None
     #: The version that its agent declared.
     version: str | None = None
+    #: The account that it used; None: its agent has none.
+    account: str | None = None
     #: running, validating, completed, failed, rate_limited, released, waiting or cancelled.
     outcome: str
     category: str | None
@@ -244,3 +269,5 @@ class Submitted(Struct, frozen=True):
     duplicate: bool = False
     #: The key was in use for a different request.
     mismatch: bool = False
+    #: The existing task waited, and was replaced with what this call submits.
+    replaced: bool = False

@@ -13,9 +13,11 @@ from msgspec import Struct, field
 from lineshaft.checks.decision_report import MAX_BYTES as MAX_REPORT_BYTES
 from lineshaft.errors import InvalidInputError, LineshaftError
 from lineshaft.model import ratelimit, retry
+from lineshaft.model.accounts import account_fault
 from lineshaft.model.budget import money
 from lineshaft.model.fields import LONGEST_SECONDS
 from lineshaft.model.lock_keys import document_of
+from lineshaft.model.parts import Source
 from lineshaft.model.retry import number_fault, raise_faults
 from lineshaft.model.states import ENDED, Status
 from lineshaft.model.storable import check_json, check_storable, is_storable
@@ -162,6 +164,18 @@ class Failure(Struct, frozen=True):
     spent: Spent = UNREPORTED
     #: The last 16 KiB are kept.
     traceback: str | None = None
+    #: When the provider's limit ends; it counts instead of `retry_after_sec`.
+    retry_at: datetime | None = None
+    #: The account that the attempt used, if it isn't that of its claim.
+    account: str | None = None
+
+    def __post_init__(self) -> None:
+        # Checked here, so that one invalid report is rejected alone and not with the whole call.
+        if self.retry_at is not None and self.retry_at.tzinfo is None:
+            rule = f"must be a time with its offset from UTC, got {self.retry_at.isoformat()}"
+            raise InvalidInputError(errors=[("retry_at", rule)])
+        if self.account is not None and (fault := account_fault(self.account)):
+            raise InvalidInputError(errors=[("account", fault)])
 
     @property
     def is_rate_limit(self) -> bool:
@@ -309,6 +323,8 @@ class TaskAtWork(Struct, frozen=True):
     title: str
     #: While the handler runs, no other task with this lock does.
     lock_key: str | None
+    #: All locks; `lock_key` is the only one if there is one and it isn't shared.
+    lock_keys: tuple[str, ...] = ()
 
     @property
     def document_id(self) -> str | None:
@@ -386,11 +402,11 @@ class RecordedStep(Struct, frozen=True):
         return _unwrapped(self.data, self.error)
 
 
-_decode_inputs = msgspec.json.Decoder(dict[str, str | list[str]]).decode
+_decode_inputs = msgspec.json.Decoder(dict[str, Source | list[Source]]).decode
 
 
-def decoded_inputs(inputs: msgspec.Raw) -> dict[str, str | list[str]]:
-    """The upstream tasks of a claimed task, by the name of the input."""
+def decoded_inputs(inputs: msgspec.Raw) -> dict[str, Source | list[Source]]:
+    """The upstream tasks of a claimed task, or parts of their outputs, by the name of the input."""
     # Most tasks have none.
     return {} if bytes(inputs) == b"null" else _decode_inputs(inputs)
 
@@ -399,8 +415,17 @@ def input_ids(inputs: msgspec.Raw) -> list[str]:
     """The upstream tasks of a claimed task, each once."""
     ids: dict[str, None] = {}
     for of in decoded_inputs(inputs).values():
-        ids.update(dict.fromkeys([of] if isinstance(of, str) else of))
+        for source in of if isinstance(of, list) else [of]:
+            name = source if isinstance(source, str) else source.task
+            if name:
+                ids[name] = None
     return list(ids)
+
+
+def _lock_keys(lock_key: str | None, locks: dict[str, bool] | None) -> tuple[str, ...]:
+    if locks is not None:
+        return tuple(sorted(locks))
+    return () if lock_key is None else (lock_key,)
 
 
 #: Heartbeats that may be missing until a lease is over.
@@ -429,7 +454,8 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     title: str
     #: JSON.
     spec: msgspec.Raw
-    #: JSON: the tasks whose outputs it gets, by the name of the input: an id or a list of ids; null: none.
+    #: JSON: the tasks whose outputs it gets, by the name of the input: an id, a `Part`, or a list of these;
+    #: null: none.
     inputs: msgspec.Raw
     dag_id: str
     parent_id: str | None
@@ -442,6 +468,15 @@ class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     claim_ttl_sec: float
     #: The defaults of its type have changed since it got its limits.
     outdated: bool = False
+    #: The account to use; None: the instance has none.
+    account: str | None = None
+    #: Its document locks, if it has several or shares one: whether each is shared. See `lock_key`.
+    locks: dict[str, bool] | None = None
+
+    @property
+    def lock_keys(self) -> tuple[str, ...]:
+        """The document locks that it holds."""
+        return _lock_keys(self.lock_key, self.locks)
 
     @property
     def status(self) -> str:
@@ -487,7 +522,7 @@ class Claim(Struct, frozen=True):
     inputs: dict[str, bytes | None] = field(default_factory=dict)
     #: Artifacts that tasks refer to in `context_refs`, by id.
     artifacts: dict[str, InputArtifact] = field(default_factory=dict)
-    #: Some of this agent's models are slowed down until then; None: none.
+    #: Some of its models, all its accounts or the agent itself are slowed down until then; None: nothing is.
     slowdown_until: datetime | None = None
     #: False: the agent has no slot free, or takes nothing now. Others may.
     has_room: bool = True
@@ -543,7 +578,7 @@ class HeartbeatAnswers(Struct, frozen=True):
     agents: dict[Presence, str]
     #: Claims that are over.
     over: list[EndedClaim] = field(default_factory=list)
-    #: By instance: until when some of its models are slowed down; those that may go on are missing.
+    #: By instance: until when some of its models or all its accounts are slowed down; others are missing.
     slowdowns: dict[Presence, datetime] = field(default_factory=dict)
     #: By instance: how many tasks it may hold, which may be changed while it works.
     slots: dict[Presence, int] = field(default_factory=dict)

@@ -12,7 +12,9 @@ from psycopg import sql
 from lineshaft.clock import MovableClock
 from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
+from lineshaft.model.admission import LockKey
 from lineshaft.model.tasks import NewTask, OutputContract
+from lineshaft.operations.quotas import NewRate, SetQuota
 from lineshaft.types import AgentInfo
 from lineshaft.types.work import ClaimedTask, ClaimRef, HeldTask, Presence, Spent
 from tests.factory import Factory
@@ -101,8 +103,8 @@ class Snapshot:
         """All rows: events in their order, locks by the order of their tokens."""
         found = self._read(self._tables)
         found["event"].sort(key=lambda row: row["seq"])
-        tokens = sorted(row["token"] for row in found["lock"])
-        for row in (*found["lock"], *found["task_live"]):
+        tokens = sorted(row["token"] for row in (*found["lock"], *found["lock_share"]))
+        for row in (*found["lock"], *found["lock_share"], *found["task_live"]):
             for column in {"token", "lock_token"} & row.keys():
                 if row[column] in tokens:
                     row[column] = tokens.index(row[column])
@@ -167,7 +169,9 @@ class RandomWorld:
             models_available=self.rng.choice([(), ("m1",), ("m1", "m2")]),
             max_concurrent_tasks=self.rng.choice([1, 2, 4, 4]),
             budget_usd=None if self.is_plain or self.maybe(0.6) else self.amount("0.6", "3", "50"),
+            accounts=() if self.is_plain or self.maybe(0.6) else ("team-1", "team-2"),
         )
+        await self.quotas()
         for _ in range(self.rng.randint(1, 5)):
             await self.submit()
         if self.maybe(0.5):
@@ -197,9 +201,19 @@ class RandomWorld:
             "max_duration_sec": self.rng.choice([10.0, 600.0]),
             "deadline": deadline,
             "expire_at_deadline": deadline is not None and self.maybe(0.5),
-            "lock_key": None if self.is_plain or self.maybe(0.7) else "doc:1",
+            **self.locks(),
             "output": None if self.is_plain or self.maybe(0.9) else GATED,
+            "quota_keys": [] if self.is_plain or self.maybe(0.7) else [self.rng.choice(["k:a", "k:b"])],
+            "tags": [] if self.is_plain or self.maybe(0.8) else ["slow"],
         }
+
+    def locks(self) -> dict[str, Any]:
+        if self.is_plain or self.maybe(0.7):
+            return {}
+        if self.maybe(0.5):
+            return {"lock_key": "doc:1"}
+        keys = self.rng.sample(["doc:1", "doc:2", "doc:3"], self.rng.randint(1, 3))
+        return {"lock_keys": [LockKey(key, shared=self.maybe(0.5)) for key in keys]}
 
     async def submit(self) -> None:
         type_ = self.rng.choice(["code", "code", "review"])
@@ -218,7 +232,8 @@ class RandomWorld:
 
     async def past(self) -> None:
         """Attempts of another agent, which cost something; their tasks may be claimed again."""
-        bob = await self.actions.agent("bob", capabilities=("sql",))
+        accounts = () if self.is_plain else ("team-2", "team-3")
+        bob = await self.actions.agent("bob", capabilities=("sql",), accounts=accounts)
         for task in await self.actions.claim(bob, self.rng.randint(1, 3)):
             spent = Spent(self.amount(None, "0.2", "0.4"), 5, 6)
             if self.maybe(0.3):
@@ -233,6 +248,18 @@ class RandomWorld:
             # So that the failures don't count any more: most fleets have none.
             self.connection.execute("DELETE FROM lineshaft.breaker")
 
+    async def quotas(self) -> None:
+        """In worlds that have nothing to weigh, they concern other work: the short ways are still open."""
+        others = ("type:other", "model:m3", "agent:carl", "o:*")
+        matches = others if self.is_plain else ("type:code", "model:m1", "agent:ann", "tag:slow", "k:*")
+        for n, match in enumerate(matches):
+            if self.maybe(0.3):
+                rate = self.rng.choice([None, None, NewRate(amount=2, unit="tasks", per_sec=30)])
+                most = self.rng.choice([0, 1, 2, 3] if rate is None else [None, 1, 2])
+                await self.engine.quotas.set(
+                    SetQuota(name=f"q{n}", match=match, each=self.maybe(0.7), max_running=most, rate=rate)
+                )
+
     def guards(self) -> None:
         now = self.clock.now()
         later = now + timedelta(days=1)
@@ -241,8 +268,12 @@ class RandomWorld:
                 "pause", {"type": self.rng.choice(["review", "other", "code", "*"]), "since": now}
             )
         if self.maybe(0.2):
-            key = self.rng.choice(["model:m1", "model:m2", "model:m3", "*"])
+            key = self.rng.choice(["model:m1", "model:m2", "model:m3", "*", "agent:ann", "agent:bob"])
             self.factory.insert("slowdown", {"key": key, "signalled_at": now, "until": later})
+        if self.maybe(0.3):
+            for name in self.rng.choice([["team-1"], ["team-2"], ["team-1", "team-2"]]):
+                values = {"key": f"account:{name}", "signalled_at": now, "until": later}
+                self.factory.insert("slowdown", values)
         if self.maybe(0.2):
             key = self.rng.choice(["review", "other", "model:m2"])
             self.connection.execute("DELETE FROM lineshaft.breaker WHERE key = %s", [key])

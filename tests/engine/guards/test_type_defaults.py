@@ -233,6 +233,7 @@ async def test_a_task_that_was_held_meanwhile_is_corrected_when_it_is_claimed_ag
     assert (row["reserved_usd"], row["held"]) == (Decimal("0.1"), 1)
 
 
+@pytest.mark.slow("thousands of tasks")
 async def test_many_waiting_tasks_get_them_in_batches(world: World) -> None:
     """10,000 of the type among others: batches of their own transactions, and only rows of the type."""
     await world.submit(*[NewTask("pay") for _ in range(10_000)])

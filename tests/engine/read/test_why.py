@@ -15,6 +15,7 @@ from lineshaft.duties.promoter import Promoter
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.postgres import catalog
 from lineshaft.errors import InvalidTransitionError
+from lineshaft.model.admission import LockKey
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.operations.quotas import NewRate, SetQuota
@@ -331,6 +332,7 @@ class Chaos:
                 models_available=tuple(self.some(MODELS)) if self.maybe(0.7) else (),
                 max_concurrent_tasks=self.rng.choice([1, 3, 9]),
                 budget_usd=self.rng.choice([None, None, *COSTS]),
+                accounts=tuple(self.some(ACCOUNTS)) if self.maybe(0.3) else (),
             )
             self.agents.append(agent)
         if self.maybe(0.6):
@@ -356,10 +358,11 @@ class Chaos:
                 "model_preferences": self.some(MODELS) if self.maybe(0.5) else [],
                 "max_cost_usd": self.rng.choice([None, None, *COSTS]),
                 "max_total_cost_usd": self.rng.choice([None, None, None, *COSTS]),
-                "lock_key": self.rng.choice([None, None, "doc:1", "doc:2"]),
                 "tags": ["slow"] if self.maybe(0.2) else [],
                 "quota_keys": [f"customer:{self.rng.randrange(2)}"] if self.maybe(0.3) else [],
             }
+            locks = self.locks()
+            fields |= locks
             type_ = self.rng.choice(["code", "review"])
             kind = self.rng.randrange(3)
             if kind == 0:
@@ -367,11 +370,17 @@ class Chaos:
                 await self.engine.submission.submit_dag(
                     "a DAG", tasks, budget_ceiling_usd=self.rng.choice([None, *COSTS])
                 )
-            elif kind == 1 and fields["lock_key"]:
+            elif kind == 1 and locks:
                 children = [NewTask(type_, **fields), NewTask(type_, **fields)]
-                await Actions(self.engine).one(type_, lock_key=fields["lock_key"], children=children)
+                await Actions(self.engine).one(type_, **locks, children=children)
             else:
                 await Actions(self.engine).one(type_, **fields)
+
+    def locks(self) -> dict[str, Any]:
+        keys = self.rng.sample(["doc:1", "doc:2"], self.rng.choice([0, 0, 1, 1, 2]))
+        if len(keys) == 1 and self.maybe(0.5):
+            return {"lock_key": keys[0]}
+        return {"lock_keys": [LockKey(key, shared=self.maybe(0.6)) for key in keys]} if keys else {}
 
     def guards(self) -> None:
         now = self.clock.now()
@@ -381,10 +390,15 @@ class Chaos:
                 self.factory.insert(
                     "slowdown", {"key": f"model:{model}", "signalled_at": now, "until": until}
                 )
-        if self.maybe(0.05):
-            later = now + timedelta(days=1)
-            self.factory.insert("slowdown", {"key": "*", "signalled_at": now, "until": later})
-        for key in ("model:gpt", "code", "review"):
+        later = now + timedelta(days=1)
+        for key, chance in {
+            "*": 0.05,
+            "agent:agent0": 0.1,
+            **dict.fromkeys(map(OF_ACCOUNT, ACCOUNTS), 0.4),
+        }.items():
+            if self.maybe(chance):
+                self.factory.insert("slowdown", {"key": key, "signalled_at": now, "until": later})
+        for key in ("model:gpt", "code", "review", *map(OF_ACCOUNT, ACCOUNTS)):
             if self.maybe(0.1):
                 state = self.rng.choice(["closed", "open"])
                 self.factory.insert("breaker", {"key": key, "state": state, "opened_at": now})
@@ -406,17 +420,22 @@ class Chaos:
 
 
 MODELS = ["opus", "haiku", "gpt"]
+ACCOUNTS = ["team-1", "team-2"]
+OF_ACCOUNT = "account:{}".format
 COSTS = [0.4, 1, 2]
 
 
 def would_be_claimed(
     connection: psycopg.Connection, clock: MovableClock, task_id: str, agent: AgentInfo
 ) -> bool:
-    """Whether a claim of this agent gets the task in its turn: there are no other claimable tasks."""
+    """Whether a claim of this agent gets the task in its turn: there are no other claimable tasks.
+
+    Those that wait for locks are there: a writer keeps readers out.
+    """
     with connection.transaction(force_rollback=True):
         connection.execute(
             "UPDATE lineshaft.task_live SET status = 'PENDING', parked = NULL, parked_key = NULL,"
-            " due_at = now() WHERE status = 'READY' AND id <> %s",
+            " due_at = now() WHERE status = 'READY' AND id <> %s AND parked IS DISTINCT FROM 'lock'",
             [task_id],
         )
         rows = connection.execute(
@@ -453,9 +472,9 @@ async def test_runnable_means_that_some_claim_would_get_it(
     for seed in range(45):
         connection.execute(
             "TRUNCATE lineshaft.task, lineshaft.task_live, lineshaft.task_end, lineshaft.edge, lineshaft.dag,"
-            " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.breaker, lineshaft.slowdown,"
-            " lineshaft.pause, lineshaft.spend, lineshaft.quota, lineshaft.slot, lineshaft.quota_use,"
-            " lineshaft.quota_wake"
+            " lineshaft.agent, lineshaft.instance, lineshaft.lock, lineshaft.lock_share, lineshaft.breaker,"
+            " lineshaft.slowdown, lineshaft.pause, lineshaft.spend, lineshaft.quota, lineshaft.slot,"
+            " lineshaft.quota_use, lineshaft.quota_wake"
         )
         connection.execute(
             "UPDATE lineshaft.limits SET reserved_usd = 0, quota_kinds = 0, quota_lanes = '{}'"

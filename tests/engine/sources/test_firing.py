@@ -55,6 +55,35 @@ async def test_a_dag_is_created_as_a_whole(world: World) -> None:
     assert (await world.engine.sources.get("w")).open_tasks == 2
 
 
+async def test_a_source_replaces_what_waits(world: World) -> None:
+    """The newest event counts; what runs is cancelled, if the template says so."""
+    task = {"type": "sync", "idempotency_key": "sync ${event.doc}", "spec": {"n": "${event.n}"}}
+    newest = {"on_conflict": "replace_waiting", "debounce_sec": 10}
+    await put(world.engine, webhook(template={"task": task | newest}))
+    await put(world.engine, webhook(name="x", template={"task": task | {"on_conflict": "cancel_running"}}))
+
+    fired = [await world.engine.firings.fire("w", on({"doc": 7, "n": n})) for n in (1, 2)]
+    world.clock.advance(11)
+    held = await world.take()
+    other = await world.engine.firings.fire("x", on({"doc": 7, "n": 3}))
+
+    assert [one.outcome for one in (*fired, other)] == ["created"] * 3
+    assert fired[0].task_ids == fired[1].task_ids == [held.id]
+    assert bytes(held.spec) == b'{"n": 2}'
+    assert (world.status(held.id), other.task_ids != [held.id]) == ("CANCELLED", True)
+    assert (await world.engine.sources.get("w")).open_tasks == 0
+
+
+async def test_a_schedule_of_an_agent_changes_no_tasks(world: World) -> None:
+    """What steers tasks needs more than the scope that agents have."""
+    task = {"type": "t", "idempotency_key": "k", "on_conflict": "cancel_running"}
+    await put(world.engine, schedule(name="agent:a/x", template={"task": task}))
+
+    fired = await world.engine.firings.fire("agent:a/x")
+
+    assert (fired.outcome, "scope operate" in str(fired.error)) == ("failed", True)
+
+
 async def test_a_key_fires_once_until_it_expires(world: World) -> None:
     engine = world.engine
     await put(engine, webhook())

@@ -168,6 +168,8 @@ class Gated(Lifecycle):
     def validators_die(self, known: bool) -> None:
         """Their leases run out; some come back from the dead and say something later."""
         self.clock.advance(LEASE_SEC)
+        # Claims promote retries that became due in the meantime, but only if they come short.
+        self.promoted()
         if not known:
             self.taken.clear()
 

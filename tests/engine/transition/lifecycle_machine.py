@@ -33,8 +33,9 @@ from lineshaft.clock import MovableClock
 from lineshaft.duties.quota_keeper import QuotaKeeper
 from lineshaft.engine.engine import Engine
 from lineshaft.engine.guards.rules import Rules
-from lineshaft.errors import DependentsRunningError, SupersededError
+from lineshaft.errors import DependentsRunningError, ForbiddenError, SupersededError
 from lineshaft.model import breaker
+from lineshaft.model.admission import LockKey
 from lineshaft.model.breaker import Admission, Breaker, BreakerConfig, BreakerPolicy
 from lineshaft.model.reviews import ResolutionRequest
 from lineshaft.model.tasks import Gate, NewTask, OutputContract, RetrySpec
@@ -50,11 +51,14 @@ MAX_ATTEMPTS = 2
 MAX_WAITS = 10
 #: Longer than any history.
 A_LONG_TIME = 10_000_000.0
-A_LOT = 1_000_000
 CONFIG = BreakerConfig(failure_threshold=3, cooldown_sec=100, half_open_after_sec=3)
 #: Much more than is ever spent, but claims have to look.
 RULES = Rules(BreakerPolicy(CONFIG), {"daily_budget_usd": Decimal(1_000_000)})
 LIVE = {"PENDING", "READY", "RUNNING", "VALIDATING", "RETRYING"}
+LOCKS: list[dict[str, bool]] = [
+    *({}, {}, {}, {"a": False}, {"a": True}, {"b": True}),
+    *({"a": False, "b": False}, {"a": True, "b": True}, {"a": True, "b": False}),
+]
 #: The agents of the processes: two of the same one, and another.
 AGENTS = ("a1", "a1", "a2")
 
@@ -98,9 +102,10 @@ class Task:
     upstream: set[str] = field(default_factory=set)
     children: set[str] = field(default_factory=set)
     parent: str | None = None
-    lock: str | None = None
+    #: Its document locks: whether each is shared.
+    locks: dict[str, bool] = field(default_factory=dict)
     #: Its only quota key.
-    key: str | None = None
+    quota_key: str | None = None
     attempts: int = 0
     waits: int = 0
     epoch: int = 0
@@ -118,6 +123,7 @@ class Task:
     wait: "Wait | None" = None
     #: It is due at the end of the wait, which no history reaches by itself.
     sleeps: bool = False
+    key: str | None = None
     #: Signals that it hasn't received, and the waits that it has ended.
     signals: int = 0
     waited: int = 0
@@ -179,25 +185,31 @@ class Lifecycle(RuleBasedStateMachine):
     def new_task(
         self,
         upstream: set[str],
-        lock: str | None = None,
+        locks: dict[str, bool] | None = None,
         gates: tuple[str, ...] = (),
-        key: str | None = None,
+        quota_key: str | None = None,
     ) -> NewTask:
         listed = tuple(Gate(method, "^good$" if method == "regex" else None) for method in gates)
         return NewTask(
             "t",
             depends_on=sorted(upstream),
-            lock_key=lock,
-            quota_keys=() if key is None else (key,),
+            lock_keys=[LockKey(key, shared) for key, shared in (locks or {}).items()],
+            quota_keys=() if quota_key is None else (quota_key,),
             output=OutputContract(validation=listed) if listed else None,
             max_attempts=MAX_ATTEMPTS,
             # Before the next promotion: a claim that comes short would promote what is due.
             retry=RetrySpec(strategy="fixed", initial_delay_sec=0.5),
         )
 
-    def add(self, name: str, upstream: set[str], parent: str | None = None, lock: str | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        upstream: set[str],
+        parent: str | None = None,
+        locks: dict[str, bool] | None = None,
+    ) -> None:
         open_ones = {u for u in upstream if self.tasks[u].status != "COMPLETED"}
-        self.tasks[name] = Task("PENDING", open_ones, upstream=upstream, parent=parent, lock=lock)
+        self.tasks[name] = Task("PENDING", open_ones, upstream=upstream, parent=parent, locks=locks or {})
         self.tasks[name].settle()
 
     def ended(self, name: str) -> None:
@@ -208,17 +220,46 @@ class Lifecycle(RuleBasedStateMachine):
                 task.needs.discard(name)
             task.settle()
 
-    @rule(data=st.data(), needs=st.sampled_from([None, None, "doc", "k:a", "k:a", "k:b"]))
-    def submit(self, data: st.DataObject, needs: str | None) -> None:
-        lock = needs if needs == "doc" else None
-        key = None if needs == "doc" else needs
+    @rule(
+        data=st.data(),
+        locks=st.sampled_from(LOCKS),
+        quota_key=st.sampled_from([None, "k:a", "k:a", "k:b"]),
+        keyed=st.booleans(),
+    )
+    def submit(self, data: st.DataObject, locks: dict[str, bool], quota_key: str | None, keyed: bool) -> None:
         possible = [name for name, task in self.tasks.items() if task.status != "CANCELLED"]
         upstream = data.draw(st.sets(st.sampled_from(possible), max_size=3)) if possible else set()
         gates = data.draw(self.gates)
-        (found,) = self.runner.run(self.engine.submission.submit([self.new_task(upstream, lock, gates, key)]))
-        self.add(found.id, upstream, lock=lock)
-        self.tasks[found.id].key = key
-        self.tasks[found.id].gates = gates
+        key = f"k{next(self.names)}" if keyed else None
+        new = self.new_task(upstream, locks, gates, quota_key).with_options(idempotency_key=key)
+        (found,) = self.runner.run(self.engine.submission.submit([new]))
+        self.add(found.id, upstream, locks=locks)
+        self.tasks[found.id].gates, self.tasks[found.id].key = gates, key
+        self.tasks[found.id].quota_key = quota_key
+
+    @precondition(lambda self: any(task.key and task.status in LIVE for task in self.tasks.values()))
+    @rule(data=st.data(), locks=st.sampled_from(LOCKS))
+    def submit_again(self, data: st.DataObject, locks: dict[str, bool]) -> None:
+        """With the key of a task, which is replaced if it waits, and others don't wait for it."""
+        keyed = [name for name, task in self.tasks.items() if task.key and task.status in LIVE]
+        name = data.draw(st.sampled_from(keyed))
+        task, gates = self.tasks[name], data.draw(self.gates)
+        new = self.new_task(task.upstream, locks, gates, task.quota_key)
+        new = new.with_options(idempotency_key=task.key, on_conflict="replace_waiting")
+        call = self.engine.submission.submit([new])
+        waits = task.status in {"PENDING", "READY", "RETRYING"}
+        others = [t for t in self.tasks.values() if t.status in LIVE]
+        if waits and any(name in t.needs | t.awaits or t.parent == name for t in others):
+            with pytest.raises(ForbiddenError):
+                self.runner.run(call)
+            return
+        (found,) = self.runner.run(call)
+        assert (found.id, found.replaced, found.duplicate) == (name, waits, not waits)
+        if waits:
+            self.let_go(name, "PENDING")
+            task.locks, task.gates, task.attempts, task.waits = locks, gates, 0, 0
+            task.wait, task.signals, task.waited = None, 0, 0
+            task.settle()
 
     @rule(n=st.sampled_from(range(len(AGENTS))), limit=st.integers(1, 3))
     def claim(self, n: int, limit: int) -> None:
@@ -229,18 +270,13 @@ class Lifecycle(RuleBasedStateMachine):
         self.claimed(agent, claimed, limit)
 
     def claimed(self, agent: Process, claimed: Sequence[ClaimedTask], limit: int) -> None:
-        held = sum(task.agent == agent for task in self.tasks.values())
-        locked = {t.lock for t in self.tasks.values() if t.agent is not None and t.lock}
-        ready = [t for t in self.tasks.values() if t.status == "READY"]
-        free = len({t.lock for t in ready if t.lock} - locked)
-        free += len([t for t in ready if t.lock is None and t.key is None])
-        free = self.with_quotas(agent, free, [t.key for t in ready if t.key is not None])
+        room = min(limit, 2 - sum(task.agent == agent for task in self.tasks.values()))
         verdict = breaker.admission(self.breaker, CONFIG, self.clock.now())
         if self.clock.now() < self.slowed_until or verdict is Admission.BLOCK:
-            free = 0
+            room = 0
         elif verdict is Admission.PROBE:
-            free = min(free, 1)
-        assert len(claimed) == min(limit, 2 - held, free)
+            room = min(room, 1)
+        assert len(claimed) <= room
         if claimed and verdict is Admission.PROBE:
             self.breaker = breaker.hand_out_probe(
                 self.breaker, CONFIG, task_id=claimed[0].id, now=self.clock.now()
@@ -248,27 +284,43 @@ class Lifecycle(RuleBasedStateMachine):
         for found in claimed:
             task = self.tasks[found.id]
             assert task.status == "READY"
-            assert task.lock is None or task.lock not in locked
-            if task.lock:
-                locked.add(task.lock)
+            assert not self.lacks_a_lock(task, writers=set())
+            assert not self.lacks_a_quota(task, agent)
             task.status, task.agent, task.epoch = "RUNNING", agent, task.epoch + 1
             assert found.epoch == task.epoch
+        if len(claimed) < room:
+            # Nothing that could run is left.
+            parked = self.look.execute("SELECT id, lock_key FROM lineshaft.task_live WHERE parked = 'lock'")
+            writers = {key for name, key in parked.fetchall() if not self.tasks[name].locks[key]}
+            assert all(
+                self.lacks_a_lock(task, writers) or self.lacks_a_quota(task, agent)
+                for task in self.tasks.values()
+                if task.status == "READY"
+            )
 
-    def with_quotas(self, agent: Process, without_key: int, keys: Sequence[str]) -> int:
-        """How many of the READY tasks the quotas admit; `keys` are those of tasks that have one."""
-        held = [task for task in self.tasks.values() if task.agent is not None]
+    def lacks_a_lock(self, task: Task, writers: set[str]) -> bool:
+        """`writers`: locks for which others wait that want them alone."""
+        held = [other.locks for other in self.tasks.values() if other.agent is not None]
+        return any(
+            any(key in locks and not (shared and locks[key]) for locks in held)
+            or (shared and key in writers and any(key in locks for locks in held))
+            for key, shared in task.locks.items()
+        )
 
-        def room(match: str, n: int, *, shares: bool = False) -> int:
-            most = self.quotas.get((match, shares))
-            return A_LOT if most is None else max(most - n, 0)
-
-        by_key = sum(min(keys.count(key), room("k:*", sum(t.key == key for t in held))) for key in {*keys})
-        with_key = min(by_key, room("k:*", sum(t.key is not None for t in held), shares=True))
-        of_agent = sum(t.agent.agent == "a1" for t in held if t.agent is not None)
-        return min(
-            without_key + with_key,
-            room("type:t", len(held)),
-            room("agent:a1", of_agent) if agent.agent == "a1" else A_LOT,
+    def lacks_a_quota(self, task: Task, agent: Process) -> bool:
+        """Whether a quota of the task, its type or the agent has no room."""
+        held = [other for other in self.tasks.values() if other.agent is not None]
+        counts = {
+            ("type:t", False): len(held),
+            ("agent:a1", False): sum(t.agent.agent == "a1" for t in held if t.agent is not None),
+            ("k:*", False): sum(t.quota_key == task.quota_key for t in held),
+            ("k:*", True): sum(t.quota_key is not None for t in held),
+        }
+        return any(
+            counts[quota] >= most
+            for quota, most in self.quotas.items()
+            if (quota[0] != "k:*" or task.quota_key is not None)
+            and (quota[0] != "agent:a1" or agent.agent == "a1")
         )
 
     @rule(

@@ -278,6 +278,7 @@ async def test_every_row_of_the_table_has_a_call(world: World) -> None:
     elsewhere = {
         TaskOperation.JOIN_DAG,  # every submission
         TaskOperation.AWAIT_RERUN,  # test_rerun.py
+        TaskOperation.REPLACE,  # submit/test_conflicts.py, in each state
         TaskOperation.REJECT,  # the gates
         TaskOperation.EXPIRE,  # the reaper
         TaskOperation.FINISH_BATCH,  # below

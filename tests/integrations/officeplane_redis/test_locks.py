@@ -123,6 +123,44 @@ async def test_tasks_of_one_document_pass_the_lock_on(serve: Serve, valkey: Valk
                 await complete(client, task_id, token)
 
 
+async def test_a_task_has_all_its_documents_or_none(serve: Serve, valkey: Valkey, dsn: str) -> None:
+    """One of them is locked by another program: the task gives the other one back."""
+    with valkey.client() as redis:
+        program = Program(redis, "5a0c")
+        assert program.lock("two")
+        async with sharing(serve, valkey) as served:
+            client = served.client
+            task = await client.submit("code", lock_keys=["doc:one", "doc:two"], priority=1)
+            last = await client.submit("code")
+            agent = await client.register()
+            assert (await hold(client, agent))[0] == last["id"]
+            await until(lambda: holder(redis, "one") is None)
+            program.unlock("two")
+            task_id, token = await hold(client, agent)
+            assert task_id == task["id"] == holder(redis, "one") == holder(redis, "two")
+            await complete(client, task_id, token)
+            await until(lambda: holder(redis, "one") is holder(redis, "two") is None)
+    check_invariants(dsn)
+
+
+async def test_readers_are_one_holder_to_others(serve: Serve, valkey: Valkey, dsn: str) -> None:
+    """From the first to the last."""
+    with valkey.client() as redis:
+        async with sharing(serve, valkey) as served:
+            client = served.client
+            agent = await client.register(max_concurrent_tasks=5)
+            for _ in range(2):
+                await client.submit("code", lock_keys=[{"key": "doc:abc", "shared": True}])
+            readers = [await hold(client, agent), await hold(client, agent)]
+            first = readers[0][0]
+            for reader in readers:
+                assert holder(redis, "abc") == first
+                assert not Program(redis, "other").lock("abc")
+                await complete(client, *reader)
+            await until(lambda: holder(redis, "abc") is None)
+    check_invariants(dsn)
+
+
 async def test_a_batch_holds_its_document_between_its_children(serve: Serve, valkey: Valkey) -> None:
     """R-196."""
     with valkey.client() as redis:

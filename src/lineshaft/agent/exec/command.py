@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
@@ -21,6 +22,7 @@ from msgspec import Struct, field
 from lineshaft import background
 from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.account import UnixAccount
+from lineshaft.agent.exec.account_files import read_variables
 from lineshaft.agent.exec.files import attempt_files, delete_left_behind
 from lineshaft.agent.exec.messages import Conversation
 from lineshaft.agent.exec.process import AGENT_FD, Inflow, Process
@@ -53,7 +55,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]")
 
 #: Fields of the context that a command gets as JSON and as variables.
 _PLAIN_FIELDS = (
-    *("id", "type", "title", "dag_id", "parent_id", "agent_id", "model"),
+    *("id", "type", "title", "dag_id", "parent_id", "agent_id", "model", "account"),
     *("deadline", "epoch", "attempt", "max_attempts"),
 )
 
@@ -75,6 +77,8 @@ class Command(Struct, frozen=True):
     #: How long exit code 75 postpones a task.
     retry_later_sec: float = 60.0
     output: OutputFormat = "auto"
+    #: Environment files of accounts with providers, by the name of the account.
+    account_files: Mapping[str, Path] = field(default_factory=dict)
     _threads: Threads = field(default_factory=lambda: Threads("lineshaft command"))
     _guardian: Guardian = field(default_factory=Guardian)
 
@@ -104,7 +108,8 @@ class Command(Struct, frozen=True):
         limit = ctx.time_limit_sec - min(self.kill_after_sec, 0.1 * ctx.time_limit_sec)
         if self.time_limit_sec is not None:
             limit = min(limit, self.time_limit_sec)
-        variables = environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit) | folders
+        own = self._account_variables(ctx)
+        variables = own | environment(os.environ, ctx, pass_env=self.pass_env, time_limit_sec=limit) | folders
         # Fetching its files may have taken long.
         await execution_of(ctx).lease.hold()
         process = Process.start(
@@ -135,6 +140,16 @@ class Command(Struct, frozen=True):
         if code != 0:
             return self._failure(code, errors.text or output.tail)
         return Result(self._parsed(output.data), decision_report=conversation.decision_report)
+
+    def _account_variables(self, ctx: TaskContext) -> dict[str, str]:
+        """What the account of the task needs."""
+        if not self.account_files:
+            return {}
+        if ctx.account is None:
+            ctx.log.warning("The server chose no account: it is of an older version")
+            raise Snooze(self.retry_later_sec)
+        file = self.account_files.get(ctx.account)
+        return {} if file is None else read_variables(file)
 
     async def _watch(
         self, process: Process, parts: "list[asyncio.Task[None]]", limit: float, errors: "_Tail"
@@ -286,6 +301,7 @@ def document(ctx: TaskContext) -> bytes:
         {
             **{name: getattr(ctx, name) for name in _PLAIN_FIELDS},
             "lock_key": ctx.task.lock_key,
+            "lock_keys": ctx.task.lock_keys,
             # As OfficePlane spells it.
             "documentId": ctx.task.document_id,
             "spec": ctx.spec,

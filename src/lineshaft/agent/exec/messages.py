@@ -9,16 +9,19 @@ Most messages have no answer:
     {"artifact": ANYTHING}
     {"decision_report": ANYTHING}
     {"fail": REASON, "category": NAME, "retry_after_sec": N}   how the attempt ends, whatever the exit code;
-    {"snooze": SECONDS}                                        the last of these counts
+    {"rate_limited": REASON, "retry_at": TIME}                 the last of these counts
+    {"snooze": SECONDS}
     {"cancel": REASON}
+    {"settle": RESERVATION, "units": {"tokens": N}}            what was really used of a quota
 
-Four are questions, each answered by one line on the same descriptor:
+Five are questions, each answered by one line on the same descriptor:
 
     {"step": NAME}                              → {"step": NAME, "done": true, "result": …}, or "done": false
     {"spawn": KEY, "tasks": […], "wait": true}  → {"spawn": KEY, "children": [{"id", "status", "output"}]}
     {"sleep": NAME, "seconds": N}               → {"sleep": NAME}
     {"wait_for": NAME, "signal": NAME, "timeout": N}
         → {"wait_for": NAME, "timed_out": false, "data": …}, or "timed_out": true
+    {"quota": KEY, "units": {"tokens": N}}      → {"quota": KEY, "reservation": ID}, when there is room
 
 A program whose task has to wait is ended, and started again when the wait is over: it asks again then, and is
 answered.
@@ -28,6 +31,7 @@ program and fails the attempt, since its content would be lost.
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -36,10 +40,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lineshaft.agent.context import TaskContext, execution_of
 from lineshaft.agent.exec.process import Inflow
-from lineshaft.agent.outcome import Cancel, Fail, Snooze
+from lineshaft.agent.outcome import Cancel, Fail, RateLimited, Snooze
 from lineshaft.errors import BudgetExceededError, LineshaftError, StaleClaimError
 from lineshaft.model.retry import FailureCategory
 from lineshaft.model.tasks import NewTask
+from lineshaft.types.reservations import Settlement, Units
 
 MAX_LINE_BYTES = 8 << 20
 _SHOWN = 200
@@ -63,9 +68,15 @@ class Message(Struct, forbid_unknown_fields=True):
     wait_for: str | UnsetType = UNSET
     signal: str | None = None
     timeout: float | None = None
+    quota: str | UnsetType = UNSET
+    settle: str | UnsetType | None = UNSET
+    units: Units = Units()
     fail: str | UnsetType = UNSET
     category: str = FailureCategory.ERROR
     retry_after_sec: float | None = None
+    rate_limited: str | UnsetType = UNSET
+    retry_at: datetime | None = None
+    account: str | None = None
     snooze: float | UnsetType = UNSET
     cancel: str | UnsetType = UNSET
 
@@ -73,7 +84,7 @@ class Message(Struct, forbid_unknown_fields=True):
 #: The kinds of messages; `spend` may also belong to a step, and comes last.
 _KINDS = (
     *("progress", "step", "checkpoint", "artifact", "decision_report", "spawn", "sleep", "wait_for"),
-    *("fail", "snooze", "cancel", "spend"),
+    *("quota", "settle", "fail", "rate_limited", "snooze", "cancel", "spend"),
 )
 _decode = msgspec.json.Decoder(Message).decode
 
@@ -121,7 +132,7 @@ class Conversation:
         except (ValueError, LineshaftError) as error:
             raise _invalid(line, f"is refused: {error}") from error
 
-    async def _process(self, kind: str, message: Message) -> None:  # noqa: C901 - a case for each kind
+    async def _process(self, kind: str, message: Message) -> None:  # noqa: C901, PLR0912 - a case for each kind
         ctx = self._ctx
         match kind:
             case "progress":
@@ -137,6 +148,12 @@ class Conversation:
                 await self._spawn(str(message.spawn), message)
             case "sleep" | "wait_for":
                 await self._wait(kind, message)
+            case "quota":
+                use = await self._execution.quotas.acquire(str(message.quota), message.units)
+                await self._send({"quota": message.quota, "reservation": use.reservation})
+            case "settle" if message.settle is not UNSET:
+                claim = self._execution.claim
+                await self._execution.quotas.settle(Settlement(claim, message.settle, message.units))
             case "checkpoint":
                 await ctx.checkpoint(message.checkpoint)
             case "artifact":
@@ -145,6 +162,13 @@ class Conversation:
                 self.decision_report = message.decision_report
             case "fail":
                 self.wish = Fail(str(message.fail), message.category, retry_after_sec=message.retry_after_sec)
+            case "rate_limited":
+                self.wish = RateLimited(
+                    str(message.rate_limited),
+                    retry_at=message.retry_at,
+                    retry_after_sec=message.retry_after_sec,
+                    account=message.account,
+                )
             case "snooze" if message.snooze is not UNSET:
                 self.wish = Snooze(message.snooze)
             case "cancel":

@@ -14,10 +14,19 @@ from lineshaft.errors import InvalidInputError, NotFoundError
 from lineshaft.model import graph
 from lineshaft.model.states import Status
 from lineshaft.model.storable import is_storable
-from lineshaft.pictures import DagPicture, critical_path, dag_mermaid, dag_svg, edges_of, nodes_of
-from lineshaft.pictures.nodes import Box, Group
+from lineshaft.pictures import (
+    DagNode,
+    DagPicture,
+    critical_path,
+    dag_mermaid,
+    dag_svg,
+    edges_of,
+    nodes_of,
+)
+from lineshaft.pictures.dag import stands_for_several
+from lineshaft.pictures.nodes import Box
 from lineshaft.types import Dag, DagFilter, Task, TaskFilter
-from lineshaft.types.page import MAX_LIMIT
+from lineshaft.types.dags import ListItems
 
 pages = Pages()
 
@@ -68,7 +77,7 @@ async def _view(visit: Visit) -> View | Response:
     shown = await _read(visit)
     if isinstance(shown, Response):
         return shown
-    nodes = nodes_of(shown.tasks, datetime.now(UTC))
+    nodes = shown.nodes
     # The one that the picture draws: by how long tasks take.
     longest = set(critical_path(nodes, edges_of(shown.tasks)))
     return View(
@@ -77,7 +86,8 @@ async def _view(visit: Visit) -> View | Response:
         {
             "dag": shown.dag,
             "tasks": shown.tasks,
-            "more": len(shown.dag.tasks) - len(shown.tasks),
+            "more": len(shown.dag.tasks) - len(shown.tasks) - sum(shown.items.values()),
+            "items": shown.items,
             "states": _states(shown.dag.counts),
             "open_count": sum(
                 count for status, count in shown.dag.counts.items() if not Status(status).ended
@@ -101,8 +111,7 @@ async def picture_file(visit: Visit) -> Response:
     shown = await _read(visit)
     if isinstance(shown, Response):
         return shown
-    nodes = nodes_of(shown.tasks, datetime.now(UTC))
-    text = dag_svg(nodes, edges_of(shown.tasks), title=shown.dag.title)
+    text = dag_svg(shown.nodes, edges_of(shown.tasks), title=shown.dag.title)
     return _file(text, "image/svg+xml", f"{shown.dag.id}.svg")
 
 
@@ -111,9 +120,8 @@ async def mermaid_file(visit: Visit) -> Response:
     shown = await _read(visit)
     if isinstance(shown, Response):
         return shown
-    nodes = nodes_of(shown.tasks, datetime.now(UTC))
     return _file(
-        dag_mermaid(nodes, edges_of(shown.tasks), title=shown.dag.title),
+        dag_mermaid(shown.nodes, edges_of(shown.tasks), title=shown.dag.title),
         "text/plain; charset=utf-8",
         f"{shown.dag.id}.mmd",
     )
@@ -165,6 +173,19 @@ async def retry_failed(visit: Visit) -> Done:
 class _Shown(Struct, frozen=True):
     dag: Dag
     tasks: Sequence[Task]
+    #: The children of lists, counted.
+    lists: Mapping[str, ListItems]
+    #: Lists whose children are shown.
+    opened: Sequence[str]
+
+    @property
+    def nodes(self) -> list[DagNode]:
+        return nodes_of(self.tasks, datetime.now(UTC), opened=self.opened, lists=self.lists)
+
+    @property
+    def items(self) -> dict[str, int]:
+        """The number of children that aren't shown, by the task with their list."""
+        return {name: each.counts.total() for name, each in self.lists.items() if name not in self.opened}
 
 
 async def _read(visit: Visit) -> _Shown | Response:
@@ -177,16 +198,9 @@ async def _read(visit: Visit) -> _Shown | Response:
         if len(candidates) != 1:
             raise
         return RedirectResponse(f"/dags/{quote(candidates[0], safe='')}", 303)
-    tasks: list[Task] = []
-    cursor: str | None = None
-    while len(tasks) < _MOST_TASKS:
-        page = await visit.engine.read.tasks(TaskFilter(dag_id=found.id), limit=MAX_LIMIT, cursor=cursor)
-        tasks += page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    place = {task_id: number for number, task_id in enumerate(found.tasks)}
-    return _Shown(found, sorted(tasks, key=lambda task: place.get(task.id, len(place))))
+    opened = visit.query.all("open")
+    read = await visit.engine.read.dag_tasks(found.id, opened=opened, most=_MOST_TASKS)
+    return _Shown(found, read.tasks, read.lists, opened)
 
 
 def _is_collapsed(visit: Visit) -> bool | None:
@@ -195,13 +209,13 @@ def _is_collapsed(visit: Visit) -> bool | None:
 
 
 def _picture(shown: _Shown, visit: Visit) -> Markup:
-    nodes = nodes_of(shown.tasks, datetime.now(UTC))
-    expanded = visit.query.all("open")
-    picture = DagPicture(nodes, edges_of(shown.tasks), collapse=_is_collapsed(visit), expanded=expanded)
+    picture = DagPicture(
+        shown.nodes, edges_of(shown.tasks), collapse=_is_collapsed(visit), expanded=shown.opened
+    )
 
     def link(box: Box) -> str:
-        if isinstance(box, Group):
-            opened = "&".join(f"open={quote(name, safe='')}" for name in (*expanded, box.id))
+        if stands_for_several(box):
+            opened = "&".join(f"open={quote(name, safe='')}" for name in (*shown.opened, box.id))
             return f"{_address(visit)}?{opened}"
         return f"/tasks/{quote(box.id, safe='')}"
 

@@ -45,10 +45,12 @@ class GuardEntry(Struct, frozen=True):
     key: str
     address: str
     command: str | None
+    #: One of several with this key.
+    holder: str = ""
 
     @property
     def element_id(self) -> str:
-        return element_id(self.key)
+        return element_id(self.key + self.holder)
 
 
 def _pause_row(pause: Pause) -> GuardEntry:
@@ -68,7 +70,8 @@ def _slowdown_row(slowdown: Slowdown) -> GuardEntry:
 
 def _lock_row(lock: Lock) -> GuardEntry:
     address = f"/guards/locks/release:{segment(lock.key)}"
-    return GuardEntry(lock, lock.key, address, command_line("locks", "release", lock.key))
+    holder = lock.holder_task_id if lock.shared else ""
+    return GuardEntry(lock, lock.key, address, command_line("locks", "release", lock.key), holder)
 
 
 @pages.page("/guards")

@@ -15,7 +15,7 @@ from lineshaft.errors import InvalidInputError
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import NewTask
 from lineshaft.operations import new_tasks
-from lineshaft.pictures import DagNode, dag_svg
+from lineshaft.pictures import DagNode, dag_svg, title_of_list
 from lineshaft.sources.work import GOAL_TYPE, goal_task
 from lineshaft.types import AgentInfo, NewDag, Scope, documents
 from lineshaft.types.page import MAX_LIMIT
@@ -139,7 +139,11 @@ async def check_dag(visit: Visit) -> View:
     dag = _dag(visit)
     drafts = await _draft(visit, dag)
     view = await _with_findings(visit, await _dag_view(visit), drafts)
-    costs = [draft.row.max_cost_usd for draft in drafts if draft.row.max_cost_usd is not None]
+    costs = [
+        draft.row.max_cost_usd * (1 if draft.row.for_each is None else draft.row.for_each.max)
+        for draft in drafts
+        if draft.row.max_cost_usd is not None
+    ]
     context = {
         "picture": _picture(dag.title, drafts),
         "count": len(drafts),
@@ -192,7 +196,7 @@ def _picture(title: str, drafts: Sequence[Draft]) -> Markup:
     nodes = [
         DagNode(
             id=draft.id,
-            title=draft.row.title,
+            title=title_of_list(draft.row.title, draft.row.for_each),
             type=draft.row.type,
             status=Status.PENDING if draft.depends_on else Status.READY,
         )

@@ -32,6 +32,7 @@ WORDS: Mapping[ReasonCode | None, str] = {
     ReasonCode.BREAKER_OPEN: "its breaker is open",
     ReasonCode.LOCK_HELD: "its document is locked",
     ReasonCode.SLOWDOWN: "slowed down after a rate limit",
+    ReasonCode.ACCOUNT_CLOSED: "all accounts of its agents are closed",
     ReasonCode.AGENTS_FULL: "all agents that can do it are busy",
     ReasonCode.PAUSED: "paused",
     ReasonCode.DEADLINE_MISSED: "its deadline has passed",

@@ -126,6 +126,7 @@ class Explained(Struct, frozen=True):
 _LINKS = {
     ReasonCode.BREAKER_OPEN: ("Guards", "/guards"),
     ReasonCode.SLOWDOWN: ("Guards", "/guards"),
+    ReasonCode.ACCOUNT_CLOSED: ("Guards", "/guards"),
     ReasonCode.LOCK_HELD: ("Locks", "/guards"),
     ReasonCode.NO_CAPABLE_AGENT: ("Agents", "/agents"),
     ReasonCode.NO_AFFORDABLE_AGENT: ("Agents", "/agents"),
@@ -154,6 +155,8 @@ def _explained(reason: Reason, one: Task, why: Why, pauses: Sequence[Pause]) -> 
         link = ("Decide" if own else "Dead letters", f"/dead-letters{own}")
     elif code in {ReasonCode.NO_CAPABLE_AGENT, ReasonCode.NO_AFFORDABLE_AGENT, ReasonCode.AGENTS_FULL}:
         since = one.ready_at
+    elif code is ReasonCode.QUOTA and reason.quota:
+        link = ("Quota", f"/quotas/{quote(reason.quota, safe='')}")
     elif code is ReasonCode.BLOCKED_BY_DEPENDENCY:
         since = one.created_at
     retry = code in {ReasonCode.WAITING_RETRY, ReasonCode.CANCELLED, ReasonCode.DEAD_LETTERED}

@@ -35,6 +35,7 @@ from lineshaft.engine.postgres.pipeline import Call, pipelined, row_type, transa
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.read.unknown_instance import unknown_instance
 from lineshaft.errors import LineshaftError, UnavailableError
+from lineshaft.model.accounts import ACCOUNT
 from lineshaft.types.artifacts import REF_PREFIX, InputArtifact, artifact_id
 from lineshaft.types.work import (
     MAX_INPUT_BYTES,
@@ -99,6 +100,8 @@ class _Outcome(Protocol):
     stranded: list[str]
     #: What quotas count for tasks that weren't claimed: to be looked at after the commit.
     looks: list[str] | None
+    #: Document locks whose waiters may be able to go on now.
+    passed_on: list[str]
     #: There are tasks with a fair_key.
     has_fair: bool
     #: A breaker may be probed.
@@ -319,7 +322,13 @@ class Claims:
             missed = missed or outcome.missed
             if len(tasks) == limit or rounds == _ROUNDS:
                 return outcome
-            if outcome.again or outcome.contested or outcome.stranded or round_.more_turns:
+            if (
+                outcome.again
+                or outcome.contested
+                or outcome.stranded
+                or outcome.passed_on
+                or round_.more_turns
+            ):
                 if outcome.looks:
                     parameters["ahead"] = min(4 * parameters["ahead"] + _FIRST_AHEAD, _MOST_AHEAD)
                 parameters["passed_over"] = [*parameters["passed_over"], *outcome.contested]
@@ -340,6 +349,7 @@ class Claims:
 
     async def _claim_and_report(self, parameters: dict[str, Any]) -> _Round:
         round_ = await self._database.run_alone(lambda own: self._claim_once(own, parameters))
+        await self._pass_on(round_.outcome.passed_on)
         if round_.outcome.is_uncapped:
             types = {task.type for task in round_.tasks if task.max_cost_usd is None and not task.outdated}
             # The tasks are claimed, whether this works or not.
@@ -347,10 +357,18 @@ class Claims:
                 await self._types.report_uncapped(parameters["agent_id"], types)
         return round_
 
-    async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
-        """Correct and release tasks whose limits are out of date; raises if no other is left.
+    async def _pass_on(self, lock_keys: Sequence[str]) -> None:
+        """Let the next waiters for these document locks go on."""
+        if lock_keys:
+            # The tasks are claimed, whether this works or not; the promoter looks at its next tick.
+            with contextlib.suppress(UnavailableError):
+                await self._database.run(lambda own: unpark_lock_waiters(own, lock_keys))
 
-        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`.
+    async def _give_back_outdated(self, tasks: list[ClaimedTask]) -> None:
+        """Correct and release tasks that were read out of date; raises if no other is left.
+
+        Their type got other defaults while they were submitted, claimed or held: see `LimitsOfTypes`. Or they
+        were replaced while they were claimed (submit/keys.py).
         """
         outdated = [task for task in tasks if task.outdated]
         if not outdated:
@@ -367,16 +385,17 @@ class Claims:
 
         Every claim of a task with a lock passes here, whichever agent made it and in whatever way.
         """
-        keys = {task.lock_key for task in tasks if task.lock_key is not None}
+        keys = {key for task in tasks for key in task.lock_keys}
         if self._outside is None or not keys:
             return
         with self._undelivered.release_if_undelivered(tasks):
             refused = await self._outside.take(keys)
             if not refused:
                 return
-            await self._undelivered.release([task for task in tasks if task.lock_key in refused])
+            given_back = [task for task in tasks if not refused.keys().isdisjoint(task.lock_keys)]
+            await self._undelivered.release(given_back)
             await self._outside.mark(refused)
-        tasks[:] = [task for task in tasks if task.lock_key not in refused]
+        tasks[:] = [task for task in tasks if refused.keys().isdisjoint(task.lock_keys)]
         if not tasks:
             raise _GivenBackError
 
@@ -441,7 +460,10 @@ class Claims:
         Neither retries that are due nor breakers that may be probed are looked at.
         """
         parameters = self._parameters(agent_id, incarnation, task_id=task_id, start=start)
-        found = (await self._claim_once(connection, parameters)).tasks
+        round_ = await self._claim_once(connection, parameters)
+        if round_.outcome.passed_on:
+            await unpark_lock_waiters(connection, round_.outcome.passed_on)
+        found = round_.tasks
         return found[0] if found and not found[0].outdated else None
 
     async def holders(self, claims: Sequence[ClaimRef]) -> dict[ClaimRef, str]:
@@ -496,6 +518,7 @@ class Claims:
             if round_ is None:
                 break
             tasks += round_.tasks
+            await self._pass_on(round_.outcome.passed_on)
             # Parked tasks made room for others, as in any claim.
             if len(tasks) == parameters["limit"] or not (round_.tasks or round_.outcome.again):
                 break
@@ -524,7 +547,7 @@ class Claims:
                 round_ = await self._claim_once(connection, probe)
                 stranded.update(round_.outcome.stranded)
             for task in round_.tasks:
-                keys = probing & {task.type, f"{MODEL}{task.model}"}
+                keys = probing & {task.type, f"{MODEL}{task.model}", f"{ACCOUNT}{task.account}"}
                 if not await self._breakers.start_probe(connection, task.id, keys):
                     raise _ProbeTakenError
         return round_
@@ -653,8 +676,8 @@ def inputs_to_read(claim: Claim) -> list[tuple[int, str]]:
     """
     return [
         (reader, name)
-        for reader, inputs in enumerate({bytes(task.inputs) for task in claim.tasks})
-        for name in input_ids(msgspec.Raw(inputs))
+        for reader, names in enumerate({tuple(input_ids(task.inputs)) for task in claim.tasks})
+        for name in names
         if name not in claim.inputs
     ]
 

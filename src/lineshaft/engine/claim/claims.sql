@@ -22,7 +22,9 @@ WITH RECURSIVE clock AS MATERIALIZED (
 -- Locked first: two claims of one instance wait for each other instead of both taking its last slot.
 me AS MATERIALIZED (
     SELECT
-        capabilities, types, models_available, version, claim_ttl_sec, heartbeat_interval_sec, (SELECT now FROM clock) AS now,
+        agent_id, capabilities, types, models_available, accounts, version, claim_ttl_sec, heartbeat_interval_sec,
+        (SELECT now FROM clock) AS now,
+        EXISTS (SELECT FROM lineshaft.slowdown WHERE key = 'agent:' || agent_id AND until > (SELECT now FROM clock)) AS is_slow,
         -- Nothing until the caller knows that there are tasks with a fair_key, and makes turns first (make_turns_1).
         CASE
             WHEN %(turns)s::boolean IS TRUE OR %(task_id)s::text IS NOT NULL OR (SELECT quota_kinds & 64 = 0 FROM lineshaft.limits)
@@ -63,6 +65,21 @@ barred AS MATERIALIZED (
         ) AS keys
     ) AS slow_or_broken
 ),
+-- The accounts of this instance that can be used; only those that are probed, if there are some. Read once its rows are locked: a claim that
+-- had to wait doesn't use an account that was closed in the meantime.
+usable AS MATERIALIZED (
+    SELECT names, coalesce(nullif(ARRAY(
+        SELECT name FROM unnest(names) AS name WHERE 'account:' || name = ANY (%(probing)s::text[])
+    ), '{}'), names) AS preferred
+    FROM (
+        SELECT CASE
+            WHEN me.accounts = '{}' THEN '{}'
+            WHEN (SELECT count(*) FROM own_budget) >= 0
+            THEN lineshaft.open_accounts_1(me.accounts, %(probing)s::text[], (SELECT now FROM clock))
+        END AS names
+        FROM me
+    ) AS offered
+),
 search AS MATERIALIZED (SELECT types FROM me WHERE room > 0 AND %(task_id)s::text IS NULL),
 few AS MATERIALIZED (
     -- include: few_lanes
@@ -94,13 +111,17 @@ suitable AS MATERIALIZED (
         (chosen.model IS NOT NULL OR (lane.models = '{}' AND me.models_available = '{}'))
         AND lineshaft.affords_1(funds.money, lane.cost_from_usd, funds.default_max_cost_usd)
         AND coalesce(quotas.room > 0, true)
+        AND NOT me.is_slow
+        AND (me.accounts = '{}' OR usable.names <> '{}')
         AND (
             %(probing)s::text[] IS NULL OR lane.type = ANY (%(probing)s::text[])
+            OR 'account:' || usable.preferred[1] = ANY (%(probing)s::text[])
             OR coalesce('model:' || chosen.model = ANY (%(probing)s::text[]), false)
         ) AS is_eligible
     FROM me
     CROSS JOIN funds
     CROSS JOIN barred
+    CROSS JOIN usable
     CROSS JOIN found
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = found.lane_id OFFSET 0) AS lane
     CROSS JOIN LATERAL (SELECT lineshaft.chosen_model_1(lane.models, me.models_available, barred.keys) AS model OFFSET 0) AS chosen
@@ -181,7 +202,8 @@ locked AS MATERIALIZED (
     FROM quota
     CROSS JOIN funds
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, admission -> 'locks' AS locks, heartbeat_sec,
+            last_account, first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -198,14 +220,16 @@ locked AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS taken
     CROSS JOIN LATERAL (
-        SELECT quota.has_quota OR funds.quota_kinds & 16 <> 0 OR (taken.admission IS NOT NULL AND funds.quota_kinds & 32 <> 0) AS is_limited
+        SELECT quota.has_quota OR funds.quota_kinds & 16 <> 0 OR (taken.admission IS NOT NULL AND funds.quota_kinds & 32 <> 0)
+            OR (funds.quota_kinds & 4 <> 0 AND (SELECT accounts <> '{}' FROM me)) AS is_limited
     ) AS limited
     UNION ALL
     SELECT named.*, 0, 0, suitable.type, suitable.model, funds.quota_kinds & 63 <> 0, false
     FROM suitable
     CROSS JOIN funds
     CROSS JOIN LATERAL (
-        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, heartbeat_sec, first_started_at IS NOT NULL AS resume,
+        SELECT id, rank, submission_no, dag_id, lock_key, lock_owner, admission, admission -> 'locks' AS locks, heartbeat_sec,
+            last_account, first_started_at IS NOT NULL AS resume,
             lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd) AS limit_usd, funds.default_max_cost_usd,
             lineshaft.reservation_2(
                 lineshaft.attempt_limit_1(max_cost_usd, max_total_cost_usd, cost_usd), funds.default_max_cost_usd
@@ -218,18 +242,30 @@ locked AS MATERIALIZED (
     ) AS named
     WHERE suitable.is_eligible
 ),
+-- By task, if the instance has accounts.
+chosen_account AS MATERIALIZED (
+    SELECT CASE WHEN me.accounts <> '{}' THEN (
+        SELECT lineshaft.chosen_accounts_1(
+            usable.preferred, array_agg(id ORDER BY effective, submission_no), array_agg(last_account ORDER BY effective, submission_no),
+            array_agg(dag_id ORDER BY effective, submission_no)
+        )
+        FROM locked
+    ) END AS by_task
+    FROM me CROSS JOIN usable
+),
 -- From here on to `decided`: tasks that need slots of quotas, a lock, or money.
 --
 -- No row unless quotas concern some of them.
 admission AS MATERIALIZED (
     SELECT lineshaft.admit_1(
-        (SELECT quota_kinds FROM funds), asking.ids, asking.types, asking.models, array_fill(NULL::text, ARRAY[cardinality(asking.ids)]),
+        (SELECT quota_kinds FROM funds), asking.ids, asking.types, asking.models, asking.accounts,
         %(agent_id)s::text, %(ahead)s::integer, (SELECT now FROM clock)
     ) AS verdicts
     FROM (
         SELECT array_agg(id ORDER BY effective, submission_no) AS ids, array_agg(type ORDER BY effective, submission_no) AS types,
-            array_agg(chosen_model ORDER BY effective, submission_no) AS models
-        FROM locked WHERE is_limited HAVING count(*) > 0
+            array_agg(chosen_model ORDER BY effective, submission_no) AS models,
+            array_agg(chosen_account.by_task ->> id ORDER BY effective, submission_no) AS accounts
+        FROM locked CROSS JOIN chosen_account WHERE is_limited HAVING count(*) > 0
     ) AS asking
 ),
 -- Before any lock is taken: a task that its DAG can't afford must not hold one. `money` is NULL without a budget; a task that doesn't fit
@@ -247,9 +283,14 @@ weighed AS MATERIALIZED (
             affordable.limit_usd, affordable.default_max_cost_usd
         ) AS fits
     FROM (
-        SELECT *, sum(cost) OVER (ORDER BY effective, submission_no) - cost AS cost_before
-        FROM locked
-        WHERE NOT is_simple AND (NOT is_limited OR ((SELECT verdicts FROM admission) -> id ->> 'refused')::boolean IS NOT TRUE)
+        SELECT locked.*, sum(locked.cost) OVER (ORDER BY locked.effective, locked.submission_no) - locked.cost AS cost_before,
+            -- A lock lasts at least as long as the lease: with a heartbeat interval of an hour it must, too.
+            greatest(
+                %(lock_ttl)s::double precision, me.claim_ttl_sec, 3 * coalesce(locked.heartbeat_sec, me.heartbeat_interval_sec)
+            ) AS lock_seconds
+        FROM locked CROSS JOIN me
+        WHERE NOT locked.is_simple
+          AND (NOT locked.is_limited OR ((SELECT verdicts FROM admission) -> locked.id ->> 'refused')::boolean IS NOT TRUE)
     ) AS affordable
     LEFT JOIN LATERAL (
         SELECT true AS is_seen, dag.budget_ceiling_usd - dag.spent_usd - dag.reserved_usd AS money,
@@ -267,15 +308,12 @@ weighed AS MATERIALIZED (
 -- its condition doesn't hold, so the lock can't be released between here and the parking of the tasks that didn't get it.
 lock_granted AS (
     INSERT INTO lineshaft.lock AS held (key, holder_task_id, agent_id, acquired_at, expires_at)
-    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + best.ttl * interval '1 second'
+    SELECT best.lock_key, best.holder, %(agent_id)s::text, clock.now, clock.now + best.lock_seconds * interval '1 second'
     FROM (
-        SELECT DISTINCT ON (weighed.lock_key) weighed.lock_key, coalesce(weighed.lock_owner, weighed.id) AS holder,
-            -- It lasts at least as long as the lease: with a heartbeat interval of an hour it must, too.
-            greatest(
-                %(lock_ttl)s::double precision, me.claim_ttl_sec, 3 * coalesce(weighed.heartbeat_sec, me.heartbeat_interval_sec)
-            ) AS ttl
-        FROM weighed CROSS JOIN me LEFT JOIN lineshaft.lock ON lock.key = weighed.lock_key
+        SELECT DISTINCT ON (weighed.lock_key) weighed.lock_key, coalesce(weighed.lock_owner, weighed.id) AS holder, weighed.lock_seconds
+        FROM weighed LEFT JOIN lineshaft.lock ON lock.key = weighed.lock_key
         WHERE weighed.lock_key IS NOT NULL AND weighed.fits_alone AND weighed.fits
+          AND NOT EXISTS (SELECT FROM weighed AS other WHERE other.locks IS NOT NULL)
         ORDER BY weighed.lock_key, lock.holder_task_id IS DISTINCT FROM weighed.lock_owner, weighed.effective, weighed.submission_no
     ) AS best
     CROSS JOIN clock
@@ -292,28 +330,48 @@ lock_granted AS (
 ),
 -- By key: the holder of each lock that was granted, and its token.
 granted AS MATERIALIZED (SELECT jsonb_object_agg(key, jsonb_build_array(holder_task_id, token)) AS locks FROM lock_granted),
+-- If one of the tasks needs several locks, or shares one, a function takes those of all: for each task all or none. By task: the token, the
+-- first lock that it can't have, and locks whose waiters may be able to go on now.
+taken_together AS MATERIALIZED (
+    SELECT jsonb_object_agg(taken.id, jsonb_build_array(taken.granted, taken.refused_key, taken.others)) AS tasks
+    FROM (
+        SELECT array_agg(id ORDER BY effective, submission_no) AS ids, array_agg(lock_owner ORDER BY effective, submission_no) AS owners,
+            array_agg(lock_key ORDER BY effective, submission_no) AS lock_keys, array_agg(locks ORDER BY effective, submission_no) AS locks,
+            array_agg(lock_seconds ORDER BY effective, submission_no) AS seconds
+        FROM weighed
+        WHERE lock_key IS NOT NULL AND fits_alone AND fits
+        HAVING bool_or(locks IS NOT NULL)
+    ) AS asking
+    CROSS JOIN clock
+    CROSS JOIN LATERAL lineshaft.take_locks_1(
+        %(agent_id)s::text, clock.now, asking.ids, asking.owners, asking.lock_keys, asking.locks, asking.seconds
+    ) AS taken
+),
 unlocked AS MATERIALIZED (
     SELECT *,
         -- Children of one batch share its lock, but they run one at a time.
-        lock_key IS NULL
+        lock_key IS NULL OR has_all
         OR (holds AND row_number() OVER (PARTITION BY lock_key, holds ORDER BY effective, submission_no) = 1) AS has_lock
     FROM (
         SELECT weighed.*,
-            (granted.locks -> weighed.lock_key ->> 1)::bigint AS lock_token,
+            coalesce(granted.locks -> weighed.lock_key ->> 1, together.tasks -> weighed.id ->> 0)::bigint AS lock_token,
+            together.tasks -> weighed.id ->> 1 AS refused_key,
+            together.tasks -> weighed.id ->> 0 IS NOT NULL AS has_all,
             coalesce(granted.locks -> weighed.lock_key ->> 0 = coalesce(weighed.lock_owner, weighed.id), false)
                 AND weighed.fits_alone AND weighed.fits AS holds
-        FROM weighed CROSS JOIN granted
+        FROM weighed CROSS JOIN granted CROSS JOIN taken_together AS together
     ) AS asking
 ),
 -- What this claim takes from each DAG. Most DAGs have no row.
 dag_share AS MATERIALIZED (
-    SELECT dag_id AS id, sum(cost) AS needed
+    SELECT claimed.dag_id AS id, sum(claimed.cost) AS needed, max(chosen_account.by_task ->> claimed.id) AS account
     FROM (
-        SELECT dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
+        SELECT id, dag_id, cost FROM unlocked WHERE fits_alone AND fits AND has_lock AND dag_id IS NOT NULL
         UNION ALL
-        SELECT dag_id, 0 FROM locked WHERE is_simple AND dag_id IS NOT NULL
+        SELECT id, dag_id, 0 FROM locked WHERE is_simple AND dag_id IS NOT NULL
     ) AS claimed
-    GROUP BY dag_id
+    CROSS JOIN chosen_account
+    GROUP BY claimed.dag_id
 ),
 -- DAGs whose first claim this is. Locked, so that of two claims only one logs it.
 dag_first AS MATERIALIZED (
@@ -323,11 +381,11 @@ dag_first AS MATERIALIZED (
 dag_reserved AS (
     UPDATE lineshaft.dag
     SET reserved_usd = dag.reserved_usd + share.needed,
-        status = 'running', ended_at = NULL
-    FROM (SELECT id, needed FROM dag_share ORDER BY id) AS share
+        status = 'running', ended_at = NULL, account = coalesce(share.account, dag.account)
+    FROM (SELECT id, needed, account FROM dag_share ORDER BY id) AS share
     WHERE dag.id = share.id AND (SELECT count(*) FROM dag_first) >= 0
       -- A running DAG without costs needs no update, and so no wait for its row.
-      AND (share.needed > 0 OR dag.status <> 'running')
+      AND (share.needed > 0 OR dag.status <> 'running' OR dag.account <> share.account OR (dag.account IS NULL AND share.account IS NOT NULL))
       AND (dag.budget_ceiling_usd IS NULL OR dag.spent_usd + dag.reserved_usd + share.needed <= dag.budget_ceiling_usd)
     RETURNING dag.id
 ),
@@ -353,7 +411,8 @@ decided AS MATERIALIZED (
 claimable AS MATERIALIZED (
     SELECT id, chosen_model, cost, resume, effective, NULL::bigint AS lock_token, false AS has_slots FROM locked WHERE is_simple
     UNION ALL
-    SELECT id, chosen_model, cost, resume, effective, lock_token, is_limited AND coalesce((SELECT verdicts FROM admission) ? id, false)
+    SELECT id, chosen_model, cost, resume, effective, lock_token,
+        locks IS NOT NULL OR (is_limited AND coalesce((SELECT verdicts FROM admission) ? id, false))
     FROM decided WHERE obstacle IS NULL
 ),
 moved AS (
@@ -362,12 +421,13 @@ moved AS (
         parked_key = NULL,
         lock_token = taken.lock_token,
         has_slots = taken.has_slots,
+        account = chosen_account.by_task ->> taken.id,
         agent_reserved = funds.of_agent,
         day_reserved = funds.of_day,
         -- include: claimed_columns
-    FROM claimable AS taken, me, funds
+    FROM claimable AS taken, me, funds, chosen_account
     WHERE live.id = taken.id
-    RETURNING live.id, live.epoch, live.dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
+    RETURNING live.id, live.epoch, live.dag_id, live.model, live.account, live.attempts, live.rate_limits, live.cost_usd, live.reserved_usd,
         live.heartbeat_sec, live.limit_sec, live.submission_no, live.has_slots, taken.resume, taken.effective
 ),
 slots_taken AS MATERIALIZED (
@@ -377,7 +437,8 @@ slots_taken AS MATERIALIZED (
 ),
 parked AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = decided.obstacle
+    -- Of several locks it waits for one at a time.
+    SET parked = decided.obstacle, parked_key = NULL, lock_key = coalesce(decided.refused_key, live.lock_key)
     FROM decided
     WHERE live.id = decided.id AND decided.obstacle IN ('lock', 'dag_budget')
 ),
@@ -386,16 +447,19 @@ parked AS (
 rivals AS MATERIALIZED (
     SELECT rival.id
     FROM (
-        SELECT lock_key, array_agg(id) AS ids FROM decided WHERE lock_key IS NOT NULL GROUP BY lock_key HAVING bool_or(obstacle = 'lock')
+        SELECT coalesce(refused_key, lock_key) AS lock_key FROM decided
+        WHERE lock_key IS NOT NULL GROUP BY 1 HAVING bool_or(obstacle = 'lock')
     ) AS contended
     CROSS JOIN LATERAL (
         SELECT id FROM lineshaft.task_live
-        WHERE status = 'READY' AND lock_key = contended.lock_key AND (parked IS NULL OR parked = 'fair')
-          AND id <> ALL (contended.ids)
+        -- Of those with a fair_key only tasks behind another of their key: the others get their turns, and nothing stays behind them.
+        WHERE status = 'READY' AND lock_key = contended.lock_key AND (parked IS NULL OR (parked = 'fair' AND parked_key IS NOT NULL))
+          AND id <> ALL (ARRAY(SELECT decided.id FROM decided))
           -- The next child of the batch that has the lock doesn't wait.
           AND NOT EXISTS (
             SELECT FROM lineshaft.lock WHERE lock.key = contended.lock_key AND lock.holder_task_id = task_live.lock_owner
           )
+          AND (lock_owner IS NULL OR admission IS NULL)
         LIMIT 2000
         FOR UPDATE SKIP LOCKED
     ) AS rival
@@ -407,6 +471,18 @@ counted AS (
     SET held = held + claimed.n, busy_since = coalesce(busy_since, clock.now), last_heartbeat = clock.now, silence_reported = false
     FROM claimed, clock
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND claimed.n > 0
+),
+-- After everything that may wait, and without waiting itself: another claim that has the row locked writes the same.
+account_used AS (
+    UPDATE lineshaft.account SET used_at = clock.now
+    FROM (
+        SELECT account.name FROM lineshaft.account
+        WHERE account.name = ANY (ARRAY(SELECT DISTINCT moved.account FROM moved WHERE moved.account IS NOT NULL))
+        ORDER BY account.name
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS used
+    CROSS JOIN clock
+    WHERE account.name = used.name
 ),
 agent_reserved AS (
     UPDATE lineshaft.agent
@@ -438,12 +514,20 @@ dag_logged AS (
     WHERE (SELECT count(*) FROM logged) >= 0
 )
 SELECT
-    moved.id, moved.epoch, moved.dag_id AS live_dag_id, moved.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
+    moved.id, moved.epoch, moved.dag_id AS live_dag_id, task.lock_key, moved.model, moved.attempts, moved.rate_limits, moved.cost_usd, moved.limit_sec,
     coalesce(moved.heartbeat_sec, (SELECT heartbeat_interval_sec FROM me)) AS heartbeat_interval_sec,
     moved.resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id, task.deadline, task.max_attempts, task.max_cost_usd,
     task.require_decision_report,
-    -- include: is_outdated
-    AS outdated,
+    -- Its limits are not the present ones of its type; or a submission replaced it after this statement's snapshot, from which its spec is:
+    -- the locked row then has another number than the row of the snapshot. It is given back. (The statements of one task read the spec later, and
+    -- claim_fast finds only rows of its snapshot.)
+    (
+        -- include: is_outdated
+        OR (task.idempotency_key IS NOT NULL AND moved.submission_no <> (
+            SELECT before.submission_no FROM lineshaft.task_live AS before WHERE before.id = moved.id
+        ))
+    ) AS outdated, task.admission -> 'locks' AS locks,
+    moved.account,
     -- The rest is about the whole claim, in the first row, which exists even when nothing was claimed.
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT now FROM clock) END AS now,
     CASE WHEN moved.n IS NULL OR moved.n = 1 THEN (SELECT claim_ttl_sec FROM me) END AS claim_ttl_sec,
@@ -501,7 +585,7 @@ SELECT
     -- ... and if tasks got their document lock, but another claim was faster with their DAG's money.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN
-            ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND lock_owner IS NULL)
+            ARRAY(SELECT id FROM decided WHERE obstacle = 'contended' AND lock_key IS NOT NULL AND (lock_owner IS NULL OR locks IS NOT NULL))
     END AS stranded,
     -- ... and what quotas count for tasks that were parked for them, or not claimed for another reason; it looks at those after the commit.
     CASE
@@ -512,6 +596,14 @@ SELECT
             WHERE verdict.id <> ALL (ARRAY(SELECT id FROM moved))
         )
     END AS looks,
+    -- ... and if other waiters for a lock may be able to go on: a task that was woken for it waits for another one now, or it is shared.
+    CASE
+        WHEN moved.n IS NULL OR moved.n = 1 THEN ARRAY(
+            SELECT lock_key FROM decided WHERE obstacle = 'lock' AND refused_key <> lock_key
+            UNION
+            SELECT other.key FROM taken_together, jsonb_each(tasks) AS task, jsonb_array_elements_text(task.value -> 2) AS other (key)
+        )
+    END AS passed_on,
     -- ... and if a breaker may be probed with a task that this agent could claim.
     CASE
         WHEN (moved.n IS NULL OR moved.n = 1) AND EXISTS (SELECT FROM due_breaker) AND (SELECT room > 0 FROM me) THEN EXISTS (
@@ -525,6 +617,7 @@ SELECT
                 OR (due_breaker.key LIKE 'model:%%' AND substr(due_breaker.key, 7) = ANY (
                     CASE WHEN lane.models = '{}' THEN me.models_available[1:1] ELSE lane.models END
                 ))
+                OR (due_breaker.key LIKE 'account:%%' AND substr(due_breaker.key, 9) = ANY (me.accounts))
             )
               AND lineshaft.suits_1(lane.type, lane.required_capabilities, lane.models, me.types, me.capabilities, me.models_available)
               AND (%(types)s::text[] IS NULL OR lane.type = ANY (%(types)s::text[]))
@@ -540,7 +633,7 @@ SELECT
         ) IS TRUE
         ELSE false
     END AS due,
-    -- The end of the longest slowdown of this agent's models.
+    -- The end of the longest slowdown that concerns this instance.
     CASE
         WHEN moved.n IS NULL OR moved.n = 1 THEN (
             SELECT
@@ -560,12 +653,15 @@ SELECT incarnation FROM lineshaft.instance WHERE agent_id = %(agent_id)s::text A
 
 -- name: free_stranded
 -- Locks of tasks that weren't claimed in the end; unless another claim has taken them since.
-DELETE FROM lineshaft.lock
-USING (
-    SELECT id FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' ORDER BY id FOR UPDATE
-) AS idle
-WHERE lock.holder_task_id = idle.id
-RETURNING lock.key
+SELECT DISTINCT freed.key
+FROM (
+    SELECT array_agg(needed.key) AS keys, array_agg(idle.id) AS holders
+    FROM (
+        SELECT id, lock_key, admission FROM lineshaft.task_live WHERE id = ANY (%(ids)s::text[]) AND status = 'READY' ORDER BY id FOR UPDATE
+    ) AS idle
+    CROSS JOIN LATERAL unnest(lineshaft.lock_keys_1(idle.lock_key, idle.admission)) AS needed (key)
+) AS held
+CROSS JOIN LATERAL lineshaft.release_locks_1(held.keys, held.holders, NULL, NULL) AS freed
 
 -- name: resumed
 -- What earlier attempts left behind, for tasks that were started before.

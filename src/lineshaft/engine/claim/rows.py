@@ -6,12 +6,15 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
+import msgspec
+
 from lineshaft.types.json import raw
 from lineshaft.types.work import ClaimedTask
 
-#: These fields are the same for all tasks of a claim; `outdated` comes after them.
+#: These fields are the same for all tasks of a claim; those with defaults come after them.
 _COMMON = ("started", "claimed_at", "claim_ttl_sec")
-_COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in (*_COMMON, "outdated"))
+_LAST = ("outdated", "account")
+_COLUMNS = tuple(name for name in ClaimedTask.__struct_fields__ if name not in (*_COMMON, *_LAST, "locks"))
 #: The columns that hold JSON follow each other.
 _JSON = _COLUMNS.index("spec")
 
@@ -27,22 +30,33 @@ def claimed_tasks(
     claim_ttl_sec: float,
 ) -> list[ClaimedTask]:
     """The rows have these columns, among them those of a task."""
-    before, json, after, outdated = _getters(columns)
+    before, json, after, last = _getters(columns)
     common = (started, claimed_at, claim_ttl_sec)
+    tasks = [
+        ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common, *last(row))) for row in rows
+    ]
+    if "locks" not in columns:
+        return tasks
+    locks = columns.index("locks")
     return [
-        ClaimedTask(*(*before(row), *map(raw, json(row)), *after(row), *common, outdated(row)))
-        for row in rows
+        task
+        if row[locks] is None
+        else msgspec.structs.replace(task, locks=msgspec.json.decode(row[locks], type=dict[str, bool]))
+        for task, row in zip(tasks, rows, strict=True)
     ]
 
 
 @cache
 def _getters(columns: tuple[str, ...]) -> tuple[_Get, _Get, _Get, _Get]:
-    """For the columns before the spec, the spec with the inputs, the columns after them, and `outdated`."""
+    """For the columns before the spec, the spec with the inputs, the columns after them, and the last ones.
+
+    Fast paths have no account: they leave instances with accounts to `claim_tasks`.
+    """
     return (
         _getter(columns, _COLUMNS[:_JSON]),
         itemgetter(columns.index("spec"), columns.index("inputs")),
         _getter(columns, _COLUMNS[_JSON + 2 :]),
-        itemgetter(columns.index("outdated")),
+        _getter(columns, _LAST if "account" in columns else _LAST[:1]),
     )
 
 

@@ -67,12 +67,12 @@ WITH claimed AS (
       AND event.data @> jsonb_build_object('follows', jsonb_build_object('task_id', %(id)s::text, 'epoch', %(epoch)s::integer))
 )
 SELECT
-    live.id, live.epoch, live.dag_id AS live_dag_id, live.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.limit_sec,
+    live.id, live.epoch, live.dag_id AS live_dag_id, task.lock_key, live.model, live.attempts, live.rate_limits, live.cost_usd, live.limit_sec,
     coalesce(live.heartbeat_sec, instance.heartbeat_interval_sec) AS heartbeat_interval_sec,
     live.first_started_at < live.claimed_at AS resume, task.type, task.title, task.spec, task.inputs, task.dag_id, task.parent_id,
     task.deadline, task.max_attempts, task.max_cost_usd, task.require_decision_report,
     -- The call that made the claim has checked it.
-    false AS outdated, live.claimed_at AS now, instance.claim_ttl_sec,
+    false AS outdated, live.account, task.admission -> 'locks' AS locks, live.claimed_at AS now, instance.claim_ttl_sec,
     live.status = 'RUNNING' AS started
 FROM claimed
 JOIN lineshaft.task_live AS live ON live.id = claimed.id AND live.epoch = claimed.epoch

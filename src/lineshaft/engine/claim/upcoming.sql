@@ -37,7 +37,7 @@ FROM lineshaft.task_live AS live
 JOIN lineshaft.lane ON lane.id = live.lane_id
 CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE live.status = 'RETRYING' AND live.due_at IS NOT NULL AND live.due_at <= clock.now + make_interval(secs => %(within)s::double precision)
-  AND live.rate_limits = 0 AND lane.type = ANY (%(types)s::text[])
+  AND live.rate_limits = 0 AND live.long_waits = 0 AND lane.type = ANY (%(types)s::text[])
 
 -- name: left_behind
 -- The tasks of these types that wait for a time or are held, and the seconds until the first of each kind; and those that are READY all the

@@ -26,6 +26,7 @@ from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows, fetch_value
 from lineshaft.errors import InvalidInputError
 from lineshaft.model import breaker as model
+from lineshaft.model.accounts import ACCOUNT
 from lineshaft.model.breaker import (
     Breaker,
     BreakerChange,
@@ -46,7 +47,7 @@ _LOSSES = msgspec.json.Decoder(tuple[tuple[str, datetime], ...])
 
 
 class CountedFailure(Struct, frozen=True):
-    """A failed attempt that counts against its type, and its model."""
+    """A failed attempt that counts against its type, its model and its account."""
 
     task_id: str
     type: str
@@ -55,6 +56,7 @@ class CountedFailure(Struct, frozen=True):
     lost: str | None = None
     #: Counts against its type also where no breaker is configured for that.
     by_default: bool = True
+    account: str | None = None
 
     def counts(self, key: str, breaker: Breaker, policy: BreakerPolicy) -> bool:
         """Whether this breaker counts it; the result of a probe always decides."""
@@ -189,7 +191,7 @@ class Breakers:
     # Manual changes.
 
     async def open(self, key: str, *, reason: str | None = None) -> None:
-        """Stop claims of this type, or model:NAME, until it is reset."""
+        """Stop claims of this type, model:NAME or account:NAME until it is reset."""
         _check_key(key)
         act = with_actor(reason=reason)
 
@@ -241,11 +243,10 @@ class Breakers:
 
 
 def _keys(attempt: CountedFailure, policy: BreakerPolicy) -> list[str]:
-    """Its type; also its model, if that has a breaker in the configuration."""
-    keys = [attempt.type]
-    if attempt.model is not None and MODEL + attempt.model in policy.overrides:
-        keys.append(MODEL + attempt.model)
-    return keys
+    """Its type; also its model and its account, if they have a breaker in the configuration."""
+    named = ((MODEL, attempt.model), (ACCOUNT, attempt.account))
+    keys = (prefix + name for prefix, name in named if name is not None)
+    return [attempt.type, *(key for key in keys if key in policy.overrides)]
 
 
 def _columns(
@@ -301,8 +302,5 @@ _COLUMNS = (
 
 def _check_key(key: str) -> None:
     if not key or len(key) > MAX_KEY or not is_storable(key):
-        raise InvalidInputError(
-            errors=[
-                ("key", f"must be a task type or model:NAME of up to {MAX_KEY} characters, got {key[:50]!r}")
-            ]
-        )
+        rule = f"must be a task type, model:NAME or account:NAME of up to {MAX_KEY} characters"
+        raise InvalidInputError(errors=[("key", f"{rule}, got {key[:50]!r}")])

@@ -22,9 +22,9 @@ class Locks:
         self._database = database
 
     async def release(self, key: str, *, reason: str | None = None, holder: str | None = None) -> None:
-        """Take a document lock away from its holder; the next waiter gets it.
+        """Take a document lock away from its holder, or all its readers; the next waiter gets it.
 
-        `holder`: only if this task holds it.
+        `holder`: only from this task.
         """
         who = "No task" if holder is None else f"Task {holder!r} no longer"
         unknown = NotFoundError(f"{who} holds a lock {key!r}.")

@@ -1,9 +1,8 @@
 -- name: delete_lock
 -- The holder continues with a fencing number that is out of date.
-WITH gone AS (
-    DELETE FROM lineshaft.lock
-    WHERE key = %(key)s::text AND holder_task_id = coalesce(%(holder)s::text, holder_task_id)
-    RETURNING key, holder_task_id, agent_id
+WITH gone AS MATERIALIZED (
+    SELECT key, holder_task_id, agent_id
+    FROM lineshaft.release_locks_1(ARRAY[%(key)s::text], ARRAY[%(holder)s::text], NULL, NULL)
 ),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, agent_id, data)

@@ -1,6 +1,9 @@
 -- name: granted
-SELECT key, holder_task_id, token FROM lineshaft.lock
+-- Readers are one holder to others: the first of them names it until the last has gone.
+SELECT key, CASE WHEN holder_task_id LIKE 'shared:%%' THEN substr(holder_task_id, 8) ELSE holder_task_id END AS holder_task_id, token
+FROM lineshaft.lock
 WHERE key = ANY (%(keys)s::text[]) AND key LIKE 'doc:%%' AND holder_task_id NOT LIKE 'outside:%%'
+ORDER BY key
 
 -- name: documents
 SELECT key FROM lineshaft.lock WHERE key LIKE 'doc:%%' AND holder_task_id NOT LIKE 'outside:%%' ORDER BY key

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from lineshaft.engine.feed.actor import act_json
+from lineshaft.engine.guards.quota_details import read_details
 from lineshaft.engine.live.parking import look_at_quotas
 from lineshaft.engine.live.waking import wake_all
 from lineshaft.engine.postgres import catalog
@@ -18,6 +19,7 @@ from lineshaft.errors import NotFoundError
 from lineshaft.model.quotas import QuotaFields, RateUnit, check_quota, rate_amount
 from lineshaft.model.storable import is_storable
 from lineshaft.types.page import Page, check_limit
+from lineshaft.types.quota_details import QuotaDetails
 from lineshaft.types.quotas import MAX_HOLDERS, Quota, QuotaHolder, Rate
 
 #: Waiting tasks that are counted.
@@ -94,7 +96,7 @@ class Quotas:
         return (await self._read(quota.name, None, 1))[0]
 
     async def delete(self, name: str, *, reason: str | None = None) -> None:
-        unknown = NotFoundError(f"There is no quota {name!r}; 'lineshaft quotas' lists them.")
+        unknown = _unknown(name)
         if not is_storable(name):
             raise unknown
         act = act_json({"name": name, "deleted": True}, reason)
@@ -172,19 +174,31 @@ class Quotas:
         await connection.execute(_SQL["log_quota"], {**self._database.now, "data": act})
         await wake_all(connection)
 
-    async def _read(self, name: str | None, after: str | None, limit: int) -> list[Quota]:
-        async def work(reader: Reader) -> list[Quota]:
-            rows = await reader.rows(
-                _SQL["quotas"],
-                name=name,
-                after=after,
-                limit=limit,
-                most=_MOST_WAITING,
-                holders=MAX_HOLDERS,
-            )
-            return [_quota(row) for row in rows]
+    async def details(self, name: str) -> QuotaDetails:
+        """A quota with its keys and tasks."""
 
-        return await in_snapshot(self._database, work)
+        async def work(reader: Reader) -> QuotaDetails | None:
+            quotas = await _quotas(reader, name, None, 1)
+            return await read_details(reader, quotas[0]) if quotas else None
+
+        details = await in_snapshot(self._database, work) if is_storable(name) else None
+        if details is None:
+            raise _unknown(name)
+        return details
+
+    async def _read(self, name: str | None, after: str | None, limit: int) -> list[Quota]:
+        return await in_snapshot(self._database, lambda reader: _quotas(reader, name, after, limit))
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"There is no quota {name!r}; 'lineshaft quotas' lists them.")
+
+
+async def _quotas(reader: Reader, name: str | None, after: str | None, limit: int) -> list[Quota]:
+    rows = await reader.rows(
+        _SQL["quotas"], name=name, after=after, limit=limit, most=_MOST_WAITING, holders=MAX_HOLDERS
+    )
+    return [_quota(row) for row in rows]
 
 
 def _quota(row: dict[str, Any]) -> Quota:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from lineshaft.engine.submit.lanes import MAX_LANES
 from lineshaft.model.breaker import BreakerPolicy, document_of, policy_from_document
-from lineshaft.model.ratelimit import LONGEST_WAIT_SEC
+from lineshaft.model.ratelimit import LONGEST_RETRY_AFTER_SEC
 from lineshaft.model.retry import DEFAULT_MAX_DURATION_SEC
 from lineshaft.model.tasks import MAX_DAG_TASKS, MAX_SPAWN_DEPTH, MAX_SPAWNED_TASKS
 from lineshaft.settings import Settings
@@ -25,8 +25,8 @@ class Rules(Struct, frozen=True):
     limits: Mapping[str, Any] = field(default_factory=dict)
     #: The time limit of an attempt where neither the task nor its preset has one.
     max_duration_sec: float = DEFAULT_MAX_DURATION_SEC
-    #: The longest wait that a provider may ask for with Retry-After.
-    max_retry_after_sec: float = LONGEST_WAIT_SEC
+    #: The longest wait that a provider may ask for.
+    max_retry_after_sec: float = LONGEST_RETRY_AFTER_SEC
     #: Tasks that a DAG may be created with.
     max_dag_tasks: int = MAX_DAG_TASKS
     #: Levels of spawned tasks, and spawned tasks of a DAG.

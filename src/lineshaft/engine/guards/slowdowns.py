@@ -1,8 +1,14 @@
-"""Slowdowns after a rate limit: claims avoid a model, a provider or everything.
+"""Slowdowns after a rate limit: claims avoid an account, a model, a provider, an agent or everything.
 
-The latest signal decides, even if it is the shorter one. Agents get it with claims and heartbeats.
+The latest signal decides, even if it is the shorter one; but the window of an account isn't shortened by a
+rate limit of seconds. Agents get it with claims and heartbeats.
+
+Agents without an open account are reported once, and once when an account opens (`account_outage`). Of two
+transactions that close the last two accounts of an agent neither sees the other: each looks after its commit,
+and the promoter looks, too.
 """
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -13,26 +19,31 @@ from lineshaft.engine.live.waking import wake_all
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.rows import fetch_column, fetch_value
-from lineshaft.errors import NotFoundError
+from lineshaft.errors import NotFoundError, UnavailableError
+from lineshaft.model.accounts import ACCOUNT, AGENT
 from lineshaft.model.retry import LONGEST_DELAY_SEC, fault_in, number_fault, raise_faults
 from lineshaft.model.storable import is_storable, replace_unstorable
+from lineshaft.types.work import Failure
 
 MAX_REASON = 500
 MAX_KEY = 500
 EVERYONE = "*"
-_PREFIXES = ("model:", "provider:")
+_PREFIXES = (ACCOUNT, "model:", "provider:", AGENT)
 
 _SQL = catalog.load(__name__)
 
 
 class RateLimited(Struct, frozen=True):
-    """A task met a rate limit: claims avoid its model."""
+    """A task met a rate limit: claims avoid its account, or its model."""
 
     agent_id: str | None
     incarnation: int | None
     model: str | None
     slowdown_sec: float
     reason: str
+    account: str | None = None
+    #: It is too long for everyone to wait: where neither account nor model is known, only the agent does.
+    is_window: bool = False
 
 
 class Slowdowns:
@@ -51,13 +62,27 @@ class Slowdowns:
                 "agent_ids": [limit.agent_id for limit in signals],
                 "incarnations": [limit.incarnation for limit in signals],
                 "models": [limit.model for limit in signals],
+                "accounts": [limit.account for limit in signals],
+                "windows": [limit.is_window for limit in signals],
                 "waits": [limit.slowdown_sec for limit in signals],
                 "reasons": [limit.reason[:MAX_REASON] for limit in signals],
             },
         )
 
+    async def report_outages(self) -> None:
+        """Log an alert for each agent whose accounts have all been closed since, or that has an open one."""
+        async with self._database.connection() as connection:
+            await connection.execute(_SQL["report_outages"], self._database.now)
+
+    async def report_outages_of(self, failures: Sequence[Failure]) -> None:
+        """After the commit of these failures, some of which may have closed an account."""
+        if any(failure.is_rate_limit for failure in failures):
+            # They are recorded, whether this works or not.
+            with contextlib.suppress(UnavailableError):
+                await self.report_outages()
+
     async def slow_down(self, key: str, wait_sec: float, reason: str | None = None) -> datetime | None:
-        """Slow down `model:NAME`, all models `NAME/…` (`provider:NAME`), or everything (`*`).
+        """Slow down a key; `provider:NAME` is all models `NAME/…`, and `*` is everything.
 
         Returns the end of the slowdown; None: a newer signal is in force.
         """
@@ -88,4 +113,4 @@ class Slowdowns:
 def _key_fault(key: str) -> str | None:
     named = key.startswith(_PREFIXES) and not key.endswith(":")
     ok = (key == EVERYONE or named) and len(key) <= MAX_KEY and is_storable(key)
-    return fault_in(key, "must be model:NAME, provider:NAME or *", ok=ok)
+    return fault_in(key, "must be account:NAME, model:NAME, provider:NAME, agent:ID or *", ok=ok)

@@ -6,6 +6,7 @@ from typing import Any
 from lineshaft.engine.live.task_locks import LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, after_commit
+from lineshaft.engine.postgres.rows import fetch_column
 
 _SQL = catalog.load(__name__)
 
@@ -34,6 +35,11 @@ def look_at_quotas(
         await connection.execute(_SQL["look_at_quotas"], parameters)
 
     after_commit(connection, look)
+
+
+async def quota_names(connection: Connection, ids: Sequence[str]) -> list[str]:
+    """What quotas count for the tags and the own keys of these tasks."""
+    return await fetch_column(connection, _SQL["quota_names"], {"ids": list(ids)}) if ids else []
 
 
 async def reorder_parked(connection: Connection, task: LockedTask, now: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 -- name: unpark_lock_waiters
--- The best waiter of each lane can be claimed again. Under a snapshot that is newer than the release, so that a task which was parked
--- while the release waited isn't missed.
+-- The best waiter of each lane can be claimed again, and the readers behind it. Under a snapshot that is newer than the release, so that a
+-- task which was parked while the release waited isn't missed. While readers have the lock, others may join them unless a writer waits.
 WITH RECURSIVE waiting AS MATERIALIZED (
     SELECT free.key, first.lane_id, first.id
     FROM unnest(%(keys)s::text[]) AS free (key)
@@ -20,11 +20,37 @@ WITH RECURSIVE waiting AS MATERIALIZED (
         LIMIT 1
     ) AS next
 ),
+-- Readers run together: up to a hundred of each lane, and up to the first writer.
+readers AS (
+    SELECT reader.id
+    FROM waiting
+    JOIN lineshaft.task_live AS head ON head.id = waiting.id AND head.admission -> 'locks' ->> head.lock_key = 'true'
+    CROSS JOIN LATERAL (
+        SELECT id, bool_or(is_writer) OVER (ORDER BY rank, submission_no) AS is_behind
+        FROM (
+            SELECT id, rank, submission_no, (admission -> 'locks' ->> lock_key) IS DISTINCT FROM 'true' AS is_writer
+            FROM lineshaft.task_live
+            WHERE status = 'READY' AND lock_key = waiting.key AND lane_id = waiting.lane_id AND parked = 'lock'
+            ORDER BY rank, submission_no
+            LIMIT 100
+        ) AS first
+    ) AS reader
+    WHERE NOT reader.is_behind
+),
+-- Sorted: of two that unpark the same tasks, one waits for the other.
+locked AS MATERIALIZED (
+    SELECT wanted.id
+    FROM lineshaft.task_live AS wanted
+    WHERE wanted.id = ANY (ARRAY(SELECT id FROM waiting UNION SELECT id FROM readers)) AND wanted.parked = 'lock'
+      AND NOT
+      -- include: lock_closed
+    ORDER BY wanted.id
+    FOR NO KEY UPDATE
+),
 moved AS (
     UPDATE lineshaft.task_live AS live
     SET parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, generation = (SELECT last_value FROM lineshaft.generation_no)
-    WHERE live.id = ANY (ARRAY(SELECT id FROM waiting)) AND live.parked = 'lock'
-      AND (SELECT true FROM lineshaft.lock WHERE lock.key = live.lock_key) IS NULL
+    WHERE live.id = ANY (ARRAY(SELECT id FROM locked)) AND live.parked = 'lock'
     RETURNING live.lane_id
 )
 SELECT
@@ -69,3 +95,9 @@ FROM moved HAVING count(*) > 0
 
 -- name: look_at_quotas
 SELECT lineshaft.look_at_quotas_1(%(names)s::text[], %(ids)s::text[], false, coalesce(%(now)s::timestamptz, now()))
+
+-- name: quota_names
+SELECT DISTINCT lineshaft.quota_name_1(limiting.quota, limiting.key)
+FROM lineshaft.task
+CROSS JOIN LATERAL lineshaft.quotas_of_1(lineshaft.parking_keys_1(task.admission, task.tags)) AS limiting
+WHERE (SELECT quota_kinds & 48 <> 0 FROM lineshaft.limits) AND task.id = ANY (%(ids)s::text[])

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
+import msgspec
 from msgspec import Struct
 
 from lineshaft.engine.live import spending
@@ -62,6 +63,7 @@ class LockedTask(Struct, frozen=True):
     tokens_output: int
     attempts: int
     rate_limits: int
+    long_waits: int
     revivals: int
     claimed_at: datetime | None
     started_at: datetime | None
@@ -75,6 +77,7 @@ class LockedTask(Struct, frozen=True):
     lane_id: int
     model: str | None
     version: str | None
+    account: str | None
     is_batch: bool
     blocked: int
     progress: bytes | None
@@ -98,6 +101,13 @@ class LockedTask(Struct, frozen=True):
     heartbeat_sec: float
     #: Its claim has slots of quotas; or it is READY, and others may be claimed in its place.
     concerns_quotas: bool
+    #: JSON: by document lock who holds it for the task, now or later: itself, or a batch. None: no locks.
+    lock_holders: bytes | None
+
+    @property
+    def locks(self) -> dict[str, str]:
+        """Its document locks, and who holds each for it: the task itself, or a batch."""
+        return {} if self.lock_holders is None else msgspec.json.decode(self.lock_holders)
 
     @property
     def is_held(self) -> bool:
@@ -135,7 +145,7 @@ class TaskLocks:
         return {task.id: task for task in tasks}
 
     async def kept_locks(self, connection: Connection, tasks: Iterable[LockedTask]) -> set[str]:
-        """Those of these tasks that still have the document lock that their claim was given."""
+        """Those of these tasks that still have all document locks that their claims were given."""
         ids = [task.id for task in tasks if task.lock_token is not None]
         return set(await fetch_column(connection, _SQL["kept_locks"], {"ids": ids})) if ids else set()
 

@@ -82,31 +82,58 @@ LEFT JOIN lineshaft.breaker ON breaker.key = lane.type AND breaker.state <> 'clo
 LEFT JOIN lineshaft.slowdown ON slowdown.key = '*' AND slowdown.until > clock.now
 
 -- fragment: lock_refused
--- Whether a claim of the task `live` is refused its lock: `held` is the lock, `holder` the live row of the task that holds it.
+-- Whether a claim of the task `live`, which needs one lock alone, is refused it: `held` is the lock, `holder` the live row of the task that
+-- holds it. For other tasks: lineshaft.refused_lock_1.
 held.holder_task_id <> coalesce(live.lock_owner, live.id)
     AND (held.expires_at >= clock.now OR coalesce(holder.is_batch, false))
 
+-- fragment: has_locks
+-- Whether the claim of the task `live` still has the document locks that it was given.
+CASE
+    WHEN live.admission ? 'locks' THEN lineshaft.has_locks_1(live.lock_key, live.admission, live.lock_token)
+    ELSE (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key)
+END
+
+-- fragment: lock_closed
+-- Whether those that wait for the lock of `wanted` must go on waiting: it is held, and by readers only if a writer is among those that wait.
+EXISTS (
+    SELECT FROM lineshaft.lock
+    WHERE lock.key = wanted.lock_key AND (NOT lock.holder_task_id LIKE 'shared:%%' OR EXISTS (
+        SELECT FROM lineshaft.task_live AS writer
+        WHERE writer.lock_key = lock.key
+          AND writer.parked = 'lock' AND (writer.admission -> 'locks' ->> writer.lock_key) IS DISTINCT FROM 'true'
+    ))
+)
+
 -- fragment: slowdown_until
--- The end of the longest slowdown of the models in the column `models_available`; `clock` has now.
-(
-    SELECT max(slowdown.until)
-    FROM lineshaft.slowdown
-    WHERE slowdown.until > (SELECT now FROM clock)
-      AND (slowdown.key = '*' OR EXISTS (
-        SELECT FROM unnest(models_available) AS own (model)
-        WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
-      ))
+-- The end of the longest slowdown of an instance, of which there are the columns `agent_id`, `models_available` and `accounts`; `clock` has now.
+-- Of its accounts only if all are closed: until the first opens.
+greatest(
+    (
+        SELECT max(slowdown.until)
+        FROM lineshaft.slowdown
+        WHERE slowdown.until > (SELECT now FROM clock)
+          AND (slowdown.key IN ('*', 'agent:' || agent_id) OR EXISTS (
+            SELECT FROM unnest(models_available) AS own (model)
+            WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
+          ))
+    ),
+    CASE
+        WHEN accounts <> '{}' AND lineshaft.open_accounts_1(accounts, NULL, (SELECT now FROM clock)) = '{}'
+        THEN lineshaft.accounts_until_1(accounts, (SELECT now FROM clock))
+    END
 )
 
 -- fragment: insert_completed
 -- The end rows of tasks that complete; `gone` are their live rows with what the claims report, `clock` has now.
 INSERT INTO lineshaft.task_end (
     id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model,
-    version, cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
+    version, account, cost_usd, tokens_input, tokens_output, output, artifacts, decision_report, output_type
 )
 SELECT
     gone.id, 'COMPLETED', gone.epoch, clock.now, gone.ready_at, gone.claimed_at, gone.started_at, gone.first_started_at, gone.attempts,
-    gone.revivals, gone.agent_id, gone.incarnation, gone.model, gone.version, gone.cost_usd + gone.actual,
+    gone.revivals, gone.agent_id, gone.incarnation, gone.model, gone.version, gone.account,
+    gone.cost_usd + gone.actual,
     gone.tokens_input + gone.tokens_in, gone.tokens_output + gone.tokens_out,
     gone.output, gone.artifacts, gone.report, gone.output_type
 FROM gone CROSS JOIN clock
@@ -239,6 +266,17 @@ LIMIT (SELECT room FROM me)
     )
 )
 
+-- fragment: knows_types
+-- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it.
+-- Or if quotas bound waiting tasks, and it hasn't been checked.
+CASE
+    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN CASE
+        WHEN %(checks_waiting)s::boolean OR (SELECT quota_kinds & 128 = 0 FROM lineshaft.limits) THEN true
+        ELSE lineshaft.refuse_unchecked_1()
+    END
+    ELSE lineshaft.refuse_stale_types_1()
+END
+
 -- fragment: over_limit
 -- The limit that an attempt is over: `live` is its row. NULL: none. A task within its reservation goes on when others overspend; it stops when a
 -- limit itself was lowered below what has been spent, part of which is within reservations. Only then the held tasks are read, by the index
@@ -285,3 +323,16 @@ CASE
         LEFT JOIN lineshaft.spend ON spend.day = today.day
     ) THEN 'daily_budget'
 END
+
+-- fragment: is_turn
+-- Whether an edge is between two children of a list, of which only so many run at once: one waits for the end of the other, and needs nothing
+-- of it. (Look-ups by id, not joins: a list may have thousands of children.)
+(
+    edge.kind = 'ended'
+    AND (SELECT one.parent_id FROM lineshaft.task AS one WHERE one.id = edge.task_id)
+        = (SELECT other.parent_id FROM lineshaft.task AS other WHERE other.id = edge.depends_on)
+    AND (
+        SELECT batch.for_each IS NOT NULL FROM lineshaft.task AS batch
+        WHERE batch.id = (SELECT one.parent_id FROM lineshaft.task AS one WHERE one.id = edge.task_id)
+    ) IS TRUE
+)

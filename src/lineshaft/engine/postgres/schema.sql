@@ -11,6 +11,21 @@ CREATE SEQUENCE lineshaft.lock_token AS bigint;
 CREATE SEQUENCE lineshaft.source_version AS bigint;
 CREATE SEQUENCE lineshaft.submission_no AS bigint;
 
+-- Accounts with providers that instances have offered.
+CREATE TABLE lineshaft.account (
+    used_at timestamp with time zone,
+    name text COLLATE "C" NOT NULL,
+    CONSTRAINT account_pkey PRIMARY KEY (name)
+);
+
+-- Agents of which it was reported that all their accounts are closed.
+CREATE TABLE lineshaft.account_outage (
+    since timestamp with time zone NOT NULL,
+    until timestamp with time zone,
+    agent_id text COLLATE "C" NOT NULL,
+    CONSTRAINT account_outage_pkey PRIMARY KEY (agent_id)
+);
+
 -- Agents, with their budgets. Their processes are in instance.
 CREATE TABLE lineshaft.agent (
     registered_at timestamp with time zone NOT NULL,
@@ -89,6 +104,7 @@ CREATE TABLE lineshaft.attempt (
     gate_error text,
     verdicts jsonb,
     gate_blocked_by text COLLATE "C",
+    account text,
     CONSTRAINT attempt_cost_usd_check CHECK ((cost_usd >= (0)::numeric)),
     CONSTRAINT attempt_outcome_check CHECK ((outcome = ANY (ARRAY['validating'::text, 'completed'::text, 'failed'::text, 'rate_limited'::text, 'released'::text, 'waiting'::text, 'cancelled'::text]))),
     CONSTRAINT failure_has_a_cause CHECK (((outcome <> 'failed'::text) OR ((category IS NOT NULL) AND (error IS NOT NULL)))),
@@ -210,6 +226,7 @@ CREATE TABLE lineshaft.dag (
     budget_cut boolean NOT NULL DEFAULT false,
     spawned integer NOT NULL DEFAULT 0,
     rerun_after bigint,
+    account text,
     CONSTRAINT counters_fit CHECK (((((completed + cancelled) + dead_lettered) <= total) AND (reserved_usd >= (0)::numeric))),
     CONSTRAINT dag_pkey PRIMARY KEY (id)
 ) WITH (fillfactor=70);
@@ -416,6 +433,17 @@ CREATE TABLE lineshaft.lock (
     CONSTRAINT lock_pkey PRIMARY KEY (key)
 );
 
+-- Readers of document locks that are shared.
+CREATE TABLE lineshaft.lock_share (
+    token bigint NOT NULL,
+    acquired_at timestamp with time zone NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    holder_task_id text COLLATE "C" NOT NULL,
+    agent_id text COLLATE "C",
+    CONSTRAINT lock_share_pkey PRIMARY KEY (key, holder_task_id)
+);
+
 -- What happened in each minute of the last two days.
 CREATE TABLE lineshaft.minute (
     at timestamp with time zone NOT NULL,
@@ -487,6 +515,22 @@ CREATE TABLE lineshaft.quota_wake (
     quota text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
     CONSTRAINT quota_wake_pkey PRIMARY KEY (quota, key)
+);
+
+-- What handlers have acquired of quotas with rates; each ends with its claim.
+CREATE TABLE lineshaft.reservation (
+    taken_at timestamp with time zone NOT NULL,
+    part bigint NOT NULL,
+    per_sec double precision NOT NULL,
+    epoch integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    quota text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    task_id text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C",
+    unit text NOT NULL,
+    amount numeric(20,6) NOT NULL,
+    CONSTRAINT reservation_pkey PRIMARY KEY (id, quota)
 );
 
 -- Decisions about dead letters.
@@ -700,6 +744,7 @@ CREATE TABLE lineshaft.task (
     open_limits smallint,
     type_revision integer,
     admission jsonb,
+    for_each jsonb,
     CONSTRAINT possible_task CHECK (((priority >= 0) AND (priority <= 100) AND (max_attempts > 0))),
     CONSTRAINT task_pkey PRIMARY KEY (id)
 );
@@ -729,6 +774,7 @@ CREATE TABLE lineshaft.task_end (
     artifacts jsonb,
     decision_report jsonb,
     output_type text,
+    account text,
     CONSTRAINT over CHECK ((status = ANY ('{COMPLETED,CANCELLED,DEAD_LETTERED}'::lineshaft.task_status[]))),
     CONSTRAINT task_end_pkey PRIMARY KEY (id)
 );
@@ -801,6 +847,8 @@ CREATE TABLE lineshaft.task_live (
     account text,
     parked_key text COLLATE "C",
     admission jsonb,
+    last_account text,
+    long_waits smallint NOT NULL DEFAULT 0,
     CONSTRAINT held_or_free CHECK (
 CASE
     WHEN (lease_until IS NULL) THEN ((agent_id IS NULL) AND
@@ -892,12 +940,16 @@ CREATE INDEX firing_by_age ON lineshaft.firing USING btree (at);
 CREATE INDEX gate_run_lost ON lineshaft.gate_run USING btree (until);
 CREATE UNIQUE INDEX instance_registration_key ON lineshaft.instance USING btree (registration_key) WHERE (registration_key IS NOT NULL);
 CREATE UNIQUE INDEX lane_identity ON lineshaft.lane USING btree (type, required_capabilities, models, boost_per_minute, COALESCE(cost_from_usd, ('-1'::integer)::numeric));
+CREATE INDEX lock_share_expires_at ON lineshaft.lock_share USING btree (expires_at);
+CREATE INDEX lock_share_token ON lineshaft.lock_share USING btree (token);
 CREATE INDEX notification_done ON lineshaft.notification USING btree (done_at) WHERE (done_at IS NOT NULL);
 CREATE INDEX notification_of_message ON lineshaft.notification USING btree (message) WHERE ((done_at IS NULL) AND (message IS NOT NULL));
 CREATE INDEX notification_sent ON lineshaft.notification USING btree (destination, sent_at) WHERE (sent_at IS NOT NULL);
 CREATE INDEX notification_waiting ON lineshaft.notification USING btree (destination, kind, id) WHERE (done_at IS NULL);
 CREATE INDEX quota_match ON lineshaft.quota USING btree (match);
 CREATE INDEX quota_wake_at ON lineshaft.quota_wake USING btree (at);
+CREATE UNIQUE INDEX reservation_idempotency_key ON lineshaft.reservation USING btree (task_id, epoch, idempotency_key, quota);
+CREATE INDEX reservation_quota ON lineshaft.reservation USING btree (quota, taken_at);
 CREATE INDEX session_by_use ON lineshaft.session USING btree (used_at);
 CREATE UNIQUE INDEX signal_key ON lineshaft.signal USING btree (task_id, key) WHERE (key IS NOT NULL);
 CREATE INDEX signal_unreceived ON lineshaft.signal USING btree (task_id, no) WHERE (received_at IS NULL);
@@ -920,6 +972,7 @@ CREATE INDEX task_of_parent ON lineshaft.task USING btree (parent_id) WHERE (par
 CREATE INDEX task_end_by_age ON lineshaft.task_end USING btree (ended_at);
 CREATE INDEX task_end_not_completed ON lineshaft.task_end USING btree (status, ended_at) WHERE (status <> 'COMPLETED'::lineshaft.task_status);
 CREATE INDEX task_end_report_words ON lineshaft.task_end USING gin (to_tsvector('simple'::regconfig, decision_report)) WHERE (decision_report IS NOT NULL);
+CREATE INDEX task_live_account ON lineshaft.task_live USING btree (account) WHERE (account IS NOT NULL);
 CREATE INDEX task_live_budget_unreported ON lineshaft.task_live USING btree (id) WHERE ((parked = 'dag_budget'::text) AND (NOT budget_reported));
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
@@ -930,6 +983,7 @@ CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key
 CREATE INDEX task_live_quota_keys ON lineshaft.task_live USING gin (((admission -> 'keys'::text))) WHERE (admission IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
 CREATE INDEX task_live_turn ON lineshaft.task_live USING btree (lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked = 'fair'::text) AND (parked_key IS NULL));
+CREATE INDEX task_live_waiting_writer ON lineshaft.task_live USING btree (lock_key) WHERE ((parked = 'lock'::text) AND (((admission -> 'locks'::text) ->> lock_key) IS DISTINCT FROM 'true'::text));
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 CREATE UNIQUE INDEX task_type_revision ON lineshaft.task_type USING btree (revision);
 CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree (agent_id);
@@ -971,6 +1025,8 @@ CREATE INDEX type_declaration_of_agent ON lineshaft.type_declaration USING btree
 --   timestamp with time zone, ended_at timestamp with time zone, completed_at timestamp with time zone,
 --   failure_category text, failure_reason text, cancel_reason text, progress jsonb, spec jsonb, output jsonb, tags
 --   text[], created_by text, created_by_token text
+FUNCTION lineshaft.accounts_until_1(text[],timestamp with time zone)
+FUNCTION lineshaft.acquire_1(text,integer,text,text,text,jsonb,timestamp with time zone)
 FUNCTION lineshaft.admit_1(integer,text[],text[],text[],text[],text,integer,timestamp with time zone)
 FUNCTION lineshaft.affords_1(numeric,numeric,numeric)
 FUNCTION lineshaft.attempt_limit_1(numeric,numeric,numeric)
@@ -978,6 +1034,7 @@ FUNCTION lineshaft.best_head_1(text,integer,text[],integer,timestamp with time z
 FUNCTION lineshaft.best_head_2(text,integer,text[],integer,timestamp with time zone)
 FUNCTION lineshaft.booked_1(numeric,numeric,boolean)
 FUNCTION lineshaft.channel()
+FUNCTION lineshaft.chosen_accounts_1(text[],text[],text[],text[])
 FUNCTION lineshaft.chosen_model_1(text[],text[],text[])
 FUNCTION lineshaft.complete_and_claim_1(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.complete_and_claim_2(text,integer,jsonb,jsonb,jsonb,text,numeric,bigint,bigint,boolean,text,integer,text[],boolean,timestamp with time zone)
@@ -991,24 +1048,31 @@ FUNCTION lineshaft.fair_tasks_ended_1()
 FUNCTION lineshaft.fair_tasks_exist_1()
 FUNCTION lineshaft.fair_weight_1(text)
 FUNCTION lineshaft.finish_turns_1(text[],integer[],text[])
+FUNCTION lineshaft.first_lock_1(text,jsonb)
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
 FUNCTION lineshaft.full_queues_1(text[],bigint[])
 FUNCTION lineshaft.full_quotas_1(text[],timestamp with time zone)
 FUNCTION lineshaft.gates_claims_1(integer,text)
 FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
+FUNCTION lineshaft.has_locks_1(text,jsonb,bigint)
 FUNCTION lineshaft.has_turns_1(lineshaft.lane,text[],text[],text[],text[],text[],text[],text[])
 FUNCTION lineshaft.is_barred_1(text,text[])
 FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
 FUNCTION lineshaft.is_writable_1()
 FUNCTION lineshaft.iso(timestamp with time zone)
+FUNCTION lineshaft.keep_locks_1(text[])
 FUNCTION lineshaft.lane_has_quota_1(integer,text[],text,text)
 FUNCTION lineshaft.lane_keys_1(text,text,text,text)
+FUNCTION lineshaft.lock_keys_1(text,jsonb)
+FUNCTION lineshaft.lock_use_1(text,text)
+FUNCTION lineshaft.locks_of_1(text,text,text,jsonb)
 FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
 FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
 FUNCTION lineshaft.make_turns_1(text,integer,integer,text[],text[],integer[],integer,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
+FUNCTION lineshaft.open_accounts_1(text[],text[],timestamp with time zone)
 FUNCTION lineshaft.park_turns_1(integer,text[],double precision[],integer[],text[],timestamp with time zone)
 FUNCTION lineshaft.parking_keys_1(jsonb,text[])
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
@@ -1025,16 +1089,20 @@ FUNCTION lineshaft.rate_free_at_1(text,text,numeric,double precision,numeric,tim
 FUNCTION lineshaft.rate_used_1(text,text,double precision,timestamp with time zone)
 FUNCTION lineshaft.refuse_stale_types_1()
 FUNCTION lineshaft.refuse_unchecked_1()
+FUNCTION lineshaft.refused_lock_1(text,text,text,jsonb,timestamp with time zone,text[])
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
+FUNCTION lineshaft.release_locks_1(text[],text[],bigint[],timestamp with time zone)
 FUNCTION lineshaft.repair_turns_1()
 FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)
 FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
+FUNCTION lineshaft.settle_1(text,integer,text,jsonb,jsonb,timestamp with time zone)
 FUNCTION lineshaft.show_next_1(text[],integer[],text[])
 FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
+FUNCTION lineshaft.take_locks_1(text,timestamp with time zone,text[],text[],text[],jsonb[],double precision[])
 FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
 FUNCTION lineshaft.tier_1(double precision)
 FUNCTION lineshaft.waiting_1(text,text,bigint)

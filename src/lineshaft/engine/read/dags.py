@@ -1,14 +1,16 @@
 """DAGs as the outside sees them. A standalone task's DAG is virtual: it has no row."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.read.snapshot import Reader, Row
-from lineshaft.engine.read.tasks import grouped
+from lineshaft.engine.read.tasks import grouped, read_tasks
 from lineshaft.model import graph
 from lineshaft.model.states import Status
-from lineshaft.types import Dag
+from lineshaft.types import Dag, Task
+from lineshaft.types.dags import ListItems
 
 _SQL = catalog.load(__name__)
 
@@ -39,18 +41,55 @@ def _build_dag(
     dag_id: str, row: Row | None, members: Sequence[Row], depends_on: Mapping[str, Sequence[str]]
 ) -> Dag:
     """`row` is None for a virtual DAG, which is derived from its only member."""
-    tasks = {member["id"]: depends_on.get(member["id"], ()) for member in members}
+    tasks = _graph(members, depends_on)
     finished = [m["id"] for m in members if m["status"] in {Status.COMPLETED, Status.CANCELLED}]
     counts = Counter(member["status"] for member in members)
     return Dag(
         **(_virtual_dag(dag_id, members[0]) if row is None else row),
-        tasks=list(tasks),
+        tasks=[member["id"] for member in members],
         roots=graph.roots(tasks),
         leaves=graph.leaves(tasks),
         critical_path=graph.critical_path(tasks, finished=finished),
         counts={status: counts[status] for status in Status.in_order(counts)},
         virtual=row is None,
     )
+
+
+def _graph(members: Sequence[Row], depends_on: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """What each task waits for. The children of a list come after what its task waited for."""
+    parents = {member["id"]: member["parent_id"] for member in members}
+    lists = {
+        member["id"]: frozenset(depends_on.get(member["id"], ())) for member in members if member["has_list"]
+    }
+    above = {
+        name: [other for other in waits_for if parents.get(other) != name]
+        for name, waits_for in lists.items()
+    }
+    return {
+        name: [*depends_on.get(name, ()), *above.get(parent, ())]
+        for name, parent in parents.items()
+        # Without those of a list that was replaced.
+        if parent not in lists or name in lists[parent]
+    }
+
+
+class DagTasks(NamedTuple):
+    """The tasks of a DAG for a page about it, at most some of them."""
+
+    tasks: list[Task]
+    #: The children of lists, by the id of their task.
+    lists: dict[str, ListItems]
+
+
+async def read_dag_tasks(reader: Reader, dag_id: str, opened: Collection[str], most: int) -> DagTasks:
+    """The children of lists are counted; those of `opened` ones are among the tasks too."""
+    parameters = {"id": dag_id, "opened": list(opened), "most": most}
+    (found,) = await reader.rows(_SQL["dag_tasks"], **parameters)
+    lists: defaultdict[str, ListItems] = defaultdict(ListItems)
+    for row in await reader.rows(_SQL["list_items"], id=dag_id):
+        lists[row["id"]].counts[Status(row["status"])] += row["n"]
+        lists[row["id"]].cost_usd += row["cost_usd"]
+    return DagTasks(await read_tasks(reader, found["ids"]), dict(lists))
 
 
 def _virtual_dag(dag_id: str, task: Row) -> Row:

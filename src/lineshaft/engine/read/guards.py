@@ -22,6 +22,8 @@ class _NameKey(msgspec.Struct, frozen=True, array_like=True, tag="name"):
     #: Which list.
     of: str
     after: str
+    #: Of a lock: its holder, because readers share it.
+    after_holder: str | None = None
 
 
 async def read_locks(reader: Reader, limit: int, cursor: str | None) -> Page[Lock]:
@@ -62,8 +64,10 @@ async def _page(
     key = decode_cursor(cursor, _NameKey)
     if key is not None and key.of != statement:
         raise invalid_cursor(cursor or "")
-    after = None if key is None else key.after
-    rows = await reader.rows(_SQL[statement], after=after, limit=limit + 1, **parameters)
+    place = {"after": None, "after_holder": None} if key is None else msgspec.structs.asdict(key)
+    rows = await reader.rows(_SQL[statement], **place, limit=limit + 1, **parameters)
     items = [kind(**row) for row in rows[:limit]]
-    more = len(rows) > limit
-    return Page(items, encode_cursor(_NameKey(statement, items[-1].key)) if more else None)
+    if len(rows) <= limit:
+        return Page(items, None)
+    last = items[-1]
+    return Page(items, encode_cursor(_NameKey(statement, last.key, getattr(last, "holder_task_id", None))))

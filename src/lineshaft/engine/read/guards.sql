@@ -1,17 +1,34 @@
 -- name: locks
--- Counts the READY tasks that wait for each lock, by task_live_wants_lock, up to `most`. Tasks of a batch that holds the lock don't wait.
-SELECT held.key, held.holder_task_id, held.agent_id, held.token, held.acquired_at, held.expires_at,
+-- Counts the READY tasks that wait for each lock, by task_live_wants_lock, up to `most`. Tasks of a batch that holds the lock don't wait;
+-- nor do tasks that read what others read, until a claim has parked them behind a writer.
+SELECT held.key, held.holder_task_id, held.agent_id, held.token, held.acquired_at, held.expires_at, held.shared,
     (
         SELECT count(*) FROM (
             SELECT FROM lineshaft.task_live AS live
             WHERE live.status = 'READY' AND live.lock_key = held.key
               AND coalesce(live.lock_owner, live.id) <> held.holder_task_id
+              AND (live.parked = 'lock' OR NOT held.shared)
             LIMIT %(most)s::integer
         ) AS wanting
     )::integer AS waiting
-FROM lineshaft.lock AS held
-WHERE %(after)s::text IS NULL OR held.key > %(after)s::text
-ORDER BY held.key
+FROM (
+    (
+        SELECT key, holder_task_id, agent_id, token, acquired_at, expires_at, false AS shared
+        FROM lineshaft.lock
+        WHERE NOT holder_task_id LIKE 'shared:%%' AND (%(after)s::text IS NULL OR key > %(after)s::text)
+        ORDER BY key
+        LIMIT %(limit)s::integer
+    )
+    UNION ALL
+    (
+        SELECT key, holder_task_id, agent_id, token, acquired_at, expires_at, true
+        FROM lineshaft.lock_share
+        WHERE %(after)s::text IS NULL OR (key, holder_task_id) > (%(after)s::text, coalesce(%(after_holder)s::text, ''))
+        ORDER BY key, holder_task_id
+        LIMIT %(limit)s::integer
+    )
+) AS held
+ORDER BY held.key, held.holder_task_id
 LIMIT %(limit)s::integer
 
 -- name: breakers

@@ -4,7 +4,7 @@ Nothing here counts or skips through a large table: see `listing` and `stats`. N
 costs and throughput count the latest events first, as a scrape of metrics does.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from decimal import Decimal
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from lineshaft.engine.postgres.database import Database
 from lineshaft.engine.read.agent_history import RecentClaim, read_recent_claims, read_spending_rates
 from lineshaft.engine.read.attention import read_attention
 from lineshaft.engine.read.costs import read_costs
-from lineshaft.engine.read.dags import read_dags
+from lineshaft.engine.read.dags import DagTasks, read_dag_tasks, read_dags
 from lineshaft.engine.read.ended import read_ended
 from lineshaft.engine.read.guards import (
     read_breaker,
@@ -190,6 +190,13 @@ class Queries:
         if not found:
             raise _unknown("DAG", dag_id)
         return found[0]
+
+    async def dag_tasks(self, dag_id: str, *, opened: Collection[str], most: int) -> DagTasks:
+        """At most so many tasks of a DAG, and the children of its lists counted."""
+        storable = [name for name in opened if is_storable(name)]
+        return await in_snapshot(
+            self._database, lambda reader: read_dag_tasks(reader, dag_id, storable, most)
+        )
 
     async def dags(
         self, filters: DagFilter = ALL_DAGS, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None

@@ -13,12 +13,23 @@ from lineshaft.engine.postgres.pipeline import read_in_snapshot
 from lineshaft.engine.read.snapshot import Reader, Row, in_snapshot
 from lineshaft.model.admission import Admission, LockKey
 from lineshaft.model.field_order import restored
+from lineshaft.model.parts import INDEX, ITEM, Part
 from lineshaft.model.priority import PriorityInputs, effective_priority, tier
 from lineshaft.model.states import Status
 from lineshaft.model.tasks import policy
-from lineshaft.types import Attempt, ClaimInfo, FailedAttempt, OutputGate, Task, TaskOutput, TokensUsed
+from lineshaft.types import (
+    Attempt,
+    ClaimInfo,
+    FailedAttempt,
+    ForEachInfo,
+    OutputGate,
+    Task,
+    TaskOutput,
+    TokensUsed,
+)
 from lineshaft.types.data_refs import data_ref_in
 from lineshaft.types.json import empty_list, raw
+from lineshaft.types.work import decoded_inputs
 
 #: Open edges upstream of a page of tasks that are followed in search of dead letters.
 _MOST_UPSTREAM = 20_000
@@ -30,7 +41,8 @@ _SQL = catalog.load(__name__)
 _PARTS = (_SQL["read_tasks"], _SQL["read_edges"], _SQL["read_failures"])
 
 _COPIED = frozenset(Task.__struct_fields__) - {
-    *("spec_json", "inputs", "progress_json", "surface_json", "duplicate", "mismatch"),
+    *("spec_json", "inputs", "for_each", "item_json", "index", "progress_json", "surface_json"),
+    *("duplicate", "mismatch", "replaced"),
     *("status", "effective_priority", "tier", "depends_on", "blocked_by", "blocked_reason", "retry", "claim"),
     *("output", "failure_reason", "failure_category", "failure_history", "tokens_used"),
     *("completed_at", "cancelled_at", "cancel_reason", "lock_keys", "quota_keys", "fair_key"),
@@ -140,7 +152,7 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], blocked_reason:
     return Task(
         **{name: row[name] for name in _COPIED},
         spec_json=Raw(row["spec"]),
-        inputs=msgspec.json.decode(row["inputs"]) if row["inputs"] else {},
+        **_inputs(row),
         status=status,
         effective_priority=effective,
         tier=None if effective is None else tier(effective),
@@ -161,6 +173,22 @@ def _build_task(row: Row, edges: list[Row], failures: list[Row], blocked_reason:
         cancel_reason=row["reason"] if status is Status.CANCELLED else None,
         surface_json=UNSET if row["surface"] is None else Raw(row["surface"]),
     )
+
+
+def _inputs(row: Row) -> dict[str, Any]:
+    sources = decoded_inputs(raw(row["inputs"]))
+    fields: dict[str, Any] = {
+        "inputs": {
+            name: [str(one) for one in of] if isinstance(of, list) else str(of)
+            for name, of in sources.items()
+            if not (isinstance(of, Part) and of.is_value)
+        },
+        "for_each": row["for_each"] and msgspec.json.decode(row["for_each"], type=ForEachInfo),
+    }
+    item, index = sources.get(ITEM), sources.get(INDEX)
+    if isinstance(item, Part) and isinstance(index, Part) and item.is_value and isinstance(index.value, Raw):
+        fields |= {"item_json": item.value, "index": msgspec.json.decode(index.value)}
+    return fields
 
 
 def _admission(stored: bytes | None) -> dict[str, Any]:

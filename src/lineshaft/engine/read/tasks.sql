@@ -2,7 +2,7 @@
 -- All columns of these tasks, live or ended.
 SELECT
     clock.now,
-    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.inputs, task.key, task.preset,
+    task.id, task.dag_id, task.parent_id, task.idempotency_key, task.type, task.title, task.spec, task.inputs, task.for_each, task.key, task.preset,
     task.required_capabilities, task.model_preferences, task.fallback_models, task.max_cost_usd, task.max_total_cost_usd,
     task.max_duration_sec, task.heartbeat_interval_sec, task.priority_boost_per_minute, task.lock_key, task.admission, task.max_attempts, task.retry,
     task.expire_at_deadline,
@@ -50,7 +50,11 @@ SELECT
                 SELECT child.id, child.is_batch FROM lineshaft.task AS child WHERE child.parent_id = task.id
                 UNION ALL
                 SELECT child.id, child.is_batch
-                FROM inside JOIN lineshaft.task AS child ON child.parent_id = inside.id AND inside.is_batch
+                FROM inside
+                -- OFFSET 0: one look-up for each batch, whatever the planner thinks of the number of tasks.
+                CROSS JOIN LATERAL (
+                    SELECT id, is_batch FROM lineshaft.task WHERE parent_id = inside.id AND inside.is_batch OFFSET 0
+                ) AS child
             )
             SELECT min(coalesce(going.first_started_at, gone.first_started_at))
             FROM inside
@@ -117,14 +121,14 @@ LIMIT %(most)s::integer
 WITH recorded AS MATERIALIZED (SELECT * FROM lineshaft.attempt WHERE task_id = %(id)s::text),
 own AS MATERIALIZED (
     SELECT live.epoch, live.attempts + 1 AS number, live.revivals AS revival, live.agent_id,
-        (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation) AS instance, live.model, live.version, 'running' AS outcome,
+        (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation) AS instance, live.model, live.version, live.account, 'running' AS outcome,
         live.claimed_at, live.started_at, NULL::timestamptz AS ended_at, live.attempt_cost_usd AS cost_usd,
         live.attempt_tokens_input::numeric AS tokens_input, live.attempt_tokens_output::numeric AS tokens_output, NULL::jsonb AS output
     FROM lineshaft.task_live AS live
     WHERE live.id = %(id)s::text AND live.status IN ('CLAIMED', 'RUNNING')
     UNION ALL
     SELECT ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id,
-        (SELECT name FROM lineshaft.instance WHERE agent_id = ended.agent_id AND incarnation = ended.incarnation), ended.model, ended.version, 'completed',
+        (SELECT name FROM lineshaft.instance WHERE agent_id = ended.agent_id AND incarnation = ended.incarnation), ended.model, ended.version, ended.account, 'completed',
         ended.claimed_at, ended.started_at, ended.ended_at, ended.cost_usd - lineshaft.corrected_1(ended.id) - earlier.cost_usd,
         ended.tokens_input - earlier.tokens_input, ended.tokens_output - earlier.tokens_output,
         jsonb_build_object('data', ended.output, 'artifacts', ended.artifacts, 'decision_report', ended.decision_report)
@@ -137,15 +141,15 @@ own AS MATERIALIZED (
     -- A batch has no attempts of its own.
     WHERE ended.id = %(id)s::text AND ended.status = 'COMPLETED' AND ended.claimed_at IS NOT NULL
 )
-SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, outcome, category, error, traceback,
+SELECT epoch, number::integer AS number, revival::integer AS revival, agent_id, instance, model, version, account, outcome, category, error, traceback,
     claimed_at, started_at, ended_at, cost_usd::numeric(20, 6) AS cost_usd, tokens_input::bigint AS tokens_input, tokens_output::bigint AS tokens_output,
     CASE WHEN %(outputs)s::boolean THEN output END AS output
 FROM (
-    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
+    SELECT epoch, number, revival, agent_id, instance, model, version, account, outcome, category, error, traceback, claimed_at, started_at, ended_at, cost_usd,
         tokens_input, tokens_output, output
     FROM recorded WHERE recorded.epoch NOT IN (SELECT own.epoch FROM own)
     UNION ALL
-    SELECT epoch, number, revival, agent_id, instance, model, version, outcome, NULL, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
+    SELECT epoch, number, revival, agent_id, instance, model, version, account, outcome, NULL, NULL, NULL, claimed_at, started_at, ended_at, cost_usd, tokens_input,
         tokens_output, output
     FROM own
 ) AS attempt

@@ -26,13 +26,15 @@ CASE WHEN live.status = 'PENDING' AND live.due_at IS NOT NULL AND live.epoch > 0
 
 -- fragment: refused
 -- Whether its lock is held, though no claim has parked it yet: few tasks have a lock.
-live.lock_key IS NOT NULL AND EXISTS (
+live.lock_key IS NOT NULL AND CASE WHEN live.admission ? 'locks' THEN live.status = 'READY' AND lineshaft.refused_lock_1(
+    live.id, live.lock_owner, live.lock_key, live.admission -> 'locks', coalesce(%(now)s::timestamptz, now())
+) IS NOT NULL ELSE EXISTS (
     SELECT FROM lineshaft.lock AS held
     LEFT JOIN lineshaft.task_live AS holder ON holder.id = held.holder_task_id
     CROSS JOIN (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
     WHERE held.key = live.lock_key AND
     -- include: lock_refused
-) AS refused
+) END AS refused
 
 -- name: plan_by_index
 -- What is sent after it looks a few rows up in large tables, and never reads one.

@@ -122,9 +122,10 @@ def distinct_profiles(agents: Iterable[Row]) -> list[Row]:
     for row in agents:
         types = row["types"] if row["types"] is None else tuple(row["types"])
         free = row["held"] < row["max_concurrent_tasks"]
+        closed = (row["slowed_until"], row["is_closed"], row["closed_until"] if row["is_closed"] else None)
         key = (
             *(row["status"], types, tuple(row["capabilities"]), tuple(row["models_available"]), free),
-            f"agent:{row['id']}" in row["full_keys"],
+            *(f"agent:{row['id']}" in row["full_keys"], closed),
         )
         known = best.setdefault(key, row)
         if known["money"] is not None and (row["money"] is None or row["money"] > known["money"]):
@@ -199,7 +200,13 @@ def _dependencies(task: Row, upstream: Sequence[Row]) -> Iterable[Reason]:
     direct = [edge for edge in upstream if edge["task_id"] == task["id"]]
     if direct:
         states = _listed(f"{edge['depends_on']} ({edge['status'] or 'gone'})" for edge in direct)
-        what = "its children" if task["is_batch"] else "other tasks"
+        what = "other tasks"
+        if task["is_batch"] and not task["is_childless"]:
+            what = "its children"
+        elif task["list"] is not None:
+            what = f"the list {task['list']}"
+        elif task["turns"] is not None:
+            what = f"its turn, because at most {task['turns']} children of its list run at once"
         advice = ""
         if cancelled := [e["depends_on"] for e in direct if e["status"] == Status.CANCELLED]:
             advice = f" {_listed(cancelled)} will never complete unless retried; cancel this task otherwise."
@@ -241,7 +248,13 @@ def _schedule(task: Row) -> Iterable[Reason]:
     if task["wait_name"] is not None:
         yield _wait(task)
     elif task["due_at"] is not None:
-        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.")
+        replaced = task["replaced_at"]
+        because = (
+            ""
+            if replaced is None
+            else f" A submission with its idempotency key replaced it at {_iso(replaced)}."
+        )
+        yield Reason(ReasonCode.SCHEDULED, f"Scheduled for {_when(task['due_at'], task['now'])}.{because}")
 
 
 def _wait(task: Row) -> Reason:
@@ -390,6 +403,8 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} is held by another program "
             f"({_short(task['lock_holder'].removeprefix(OUTSIDE))}) until that releases it.",
         )
+    elif task["lock_refused"] and task["lock_readers"] is not None:
+        yield Reason(ReasonCode.LOCK_HELD, _shared_lock(task))
     elif task["lock_refused"]:
         by = f" with agent {task['lock_agent']}" if task["lock_agent"] else ""
         yield Reason(
@@ -403,6 +418,17 @@ def _guards(task: Row) -> Iterable[Reason]:
             f"Lock {task['lock_key']!r} was held and is free now: the promoter makes this task claimable at "
             "its next tick.",
         )
+
+
+def _shared_lock(task: Row) -> str:
+    key, readers = task["lock_key"], task["lock_readers"]
+    if not task["lock_shared"]:
+        return f"Lock {key!r} is shared by tasks {_listed(readers)}; this task gets it alone after them."
+    writer = f"task {task['lock_writer']}" if task["lock_writer"] else "a task"
+    return (
+        f"Lock {key!r} is shared by tasks {_listed(readers)}, and {writer} waits to have it alone: later "
+        "readers wait for that."
+    )
 
 
 def _quotas(task: Row) -> Iterable[Reason]:
@@ -525,6 +551,14 @@ class _Agent:
         self.money: Decimal | None = row["money"]
         self.affords = self.money is None or _affords(self.money, task)
         self.free = row["held"] < row["max_concurrent_tasks"]
+        self.slowed_until: datetime | None = row["slowed_until"]
+        #: It has accounts, and none is open.
+        self.closed: bool = row["is_closed"]
+
+    @property
+    def ready(self) -> bool:
+        """No guard keeps it from claiming the task."""
+        return self.models_ok and self.affords and self.slowed_until is None and not self.closed
 
     @property
     def capable(self) -> bool:
@@ -544,20 +578,13 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
     if not capable:
         yield Reason(ReasonCode.NO_CAPABLE_AGENT, _no_capable_agent(task, agents))
         return
-    if any(agent.models_ok and agent.affords and agent.free and not agent.full_quotas for agent in capable):
+    if any(agent.ready and agent.free and not agent.full_quotas for agent in capable):
         return
     for quotas in {key: quotas for agent in capable for key, quotas in agent.full_quotas.items()}.values():
         yield from _full_quotas(quotas)
-    suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
-    if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
-        models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
-        yield Reason(
-            ReasonCode.SLOWDOWN,
-            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slowdown.",
-        )
-    if broken := sorted(m for m in suspended if unusable[m] is None):
-        keys = _listed(f"model:{model}" for model in broken)
-        yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
+    if closed := [agent for agent in capable if agent.closed]:
+        yield _account_closed(closed)
+    yield from _slowed_or_broken(capable, unusable)
     if poor := [agent for agent in capable if not agent.affords]:
         left = _listed(f"{agent.id} has {_usd(agent.money or Decimal(0))}" for agent in poor)
         yield Reason(
@@ -572,6 +599,37 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
             ReasonCode.AGENTS_FULL,
             f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents.{turn}",
         )
+
+
+def _slowed_or_broken(capable: Sequence[_Agent], unusable: dict[str, datetime | None]) -> Iterable[Reason]:
+    if waiting := sorted({(a.slowed_until, a.id) for a in capable if a.slowed_until is not None}):
+        names = _listed(f"{name} until {_iso(until)}" for until, name in waiting)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Agents are slowed down after a rate limit: {names}. Wait, or delete the slowdown agent:ID.",
+        )
+    suspended = {m for agent in capable if not agent.models_ok for m in agent.suspended}
+    if slowed := sorted((until, m) for m in suspended if (until := unusable[m]) is not None):
+        models = _listed(f"{model} until {_iso(until)}" for until, model in slowed)
+        yield Reason(
+            ReasonCode.SLOWDOWN,
+            f"Models are slowed down after a rate limit: {models}. Wait, or delete the slowdown.",
+        )
+    if broken := sorted(m for m in suspended if unusable[m] is None):
+        keys = _listed(f"model:{model}" for model in broken)
+        yield Reason(ReasonCode.BREAKER_OPEN, f"The breaker of {keys} is not closed. Reset it, or wait.")
+
+
+def _account_closed(agents: Sequence[_Agent]) -> Reason:
+    names = _listed(f"{agent.id} ({', '.join(agent.row['accounts'])})" for agent in agents)
+    until = min((at for agent in agents if (at := agent.row["closed_until"]) is not None), default=None)
+    end = "" if until is None else f" The first opens at {_iso(until)}."
+    return Reason(
+        ReasonCode.ACCOUNT_CLOSED,
+        f"All accounts are closed of {names}.{end} Wait, or open one: lineshaft slowdowns end account:NAME, "
+        "or lineshaft breakers reset account:NAME.",
+        until,
+    )
 
 
 def _slots(instances: Sequence[_Agent]) -> str:

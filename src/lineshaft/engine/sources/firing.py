@@ -23,12 +23,14 @@ from lineshaft.engine.submit.submission import Submission
 from lineshaft.engine.transition.cancel import Cancellations
 from lineshaft.errors import (
     DatabaseError,
+    ForbiddenError,
     InvalidTransitionError,
     LineshaftError,
     NotFoundError,
     UnavailableError,
 )
-from lineshaft.sources.definition import Definition, Rendered, checked, compiled
+from lineshaft.model.fields import STEERING
+from lineshaft.sources.definition import AGENT_PREFIX, Definition, Rendered, checked, compiled
 from lineshaft.types.sources import Fired, FiringOutcome, NewSource, SourceKind
 
 _SQL = catalog.load(__name__)
@@ -294,7 +296,7 @@ class Firings:
         if keys and not await self._take_keys(connection, row.id, keys):
             return _FiringResult(FiringOutcome.DUPLICATE)
         await self._check_open(connection, row)
-        result = await self._submit(connection, rendered)
+        result = await self._submit(connection, row, rendered)
         if result.outcome is FiringOutcome.CREATED:
             own = {**self._database.now, "source_id": row.id, "depth": occasion.depth}
             if result.dag_id is not None:
@@ -331,11 +333,16 @@ class Firings:
         fault = f"{len(found)} tasks or DAGs of this source are open, and max_open is {most}"
         raise _NotCreatedError(_FiringResult(FiringOutcome.SKIPPED, error=fault))
 
-    async def _submit(self, connection: Connection, rendered: Rendered) -> _FiringResult:
+    async def _submit(self, connection: Connection, row: SourceRow, rendered: Rendered) -> _FiringResult:
         work = rendered.work
         if work is None:
             raise AssertionError("there is something to submit")
         if work.task is not None:
+            if work.task.on_conflict in STEERING and row.name.startswith(AGENT_PREFIX):
+                raise ForbiddenError(
+                    f"on_conflict can't be {work.task.on_conflict} in a schedule that an agent declares: "
+                    "what changes other tasks needs the scope operate. Declare a schedule under another name."
+                )
             (task,) = await self._submission.submit([work.task], connection=connection, is_short=True)
             outcome = FiringOutcome.DUPLICATE if task.duplicate else FiringOutcome.CREATED
             return _FiringResult(outcome, [task.id])

@@ -9,7 +9,7 @@ from lineshaft.engine.caller import caller
 from lineshaft.engine.postgres.copy import Column, Constant
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
-from lineshaft.model.admission import fair_key_of
+from lineshaft.model.admission import fair_key_of, locks_of
 from lineshaft.model.priority import PriorityInputs, lane_boost, rank, rekey_at
 from lineshaft.model.tasks import TaskRow
 
@@ -122,6 +122,7 @@ def task_columns(drafts: Sequence[Draft]) -> dict[str, Column]:
         "surface": [json_text(draft.surface) for draft in drafts],
         "parent_id": [draft.parent_id for draft in drafts],
         "is_batch": [draft.is_batch for draft in drafts],
+        "for_each": [json_text(draft.stored_for_each()) for draft in drafts],
         **columns,
     }
 
@@ -258,7 +259,9 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
     """In the order of LIVE_COLUMNS."""
     row = draft.row
     scheduled = row.run_at is not None and row.run_at > now
-    waits = scheduled or draft.blocked > 0
+    # A list that exists already, because another call has submitted its task, is opened by the promoter.
+    opens = draft.is_batch and not draft.blocked
+    waits = scheduled or draft.blocked > 0 or opens
     return (
         "PENDING" if waits else "READY",
         draft.live_dag_id,
@@ -270,9 +273,9 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         _rank(row.priority, lane_boost(row.priority_boost_per_minute), now, row.deadline, draft.downstream),
         rekey_at(row.deadline, now) or row.deadline,
         None if waits else now,
-        row.run_at if scheduled else None,
+        row.run_at if scheduled else now if opens else None,
         generation,
-        row.lock_key,
+        next(iter(locks_of(row.lock_key, row.admission)), None),
         json_text(row.admission),
         draft.lock_owner,
         row.heartbeat_interval_sec,

@@ -10,7 +10,7 @@ VALUES (
 -- then its DAG has failed.
 WITH made AS (
     INSERT INTO lineshaft.dag (
-        id, title, created_by, created_by_token, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at
+        id, title, created_by, created_by_token, status, total, dead_lettered, reserved_usd, spent_usd, created_at, ended_at, account
     )
     SELECT
         task.dag_id, task.title, task.created_by, task.created_by_token,
@@ -18,7 +18,8 @@ WITH made AS (
         1, (live.id IS NULL)::integer,
         coalesce(live.reserved_usd, 0) + (SELECT coalesce(sum(gate_run.reserved_usd), 0) FROM lineshaft.gate_run WHERE gate_run.task_id = task.id),
         -- What an attempt spends above its reservation counts at once.
-        coalesce(live.cost_usd + lineshaft.booked_1(live.attempt_cost_usd, live.reserved_usd, true), ended.cost_usd), task.created_at, ended.ended_at
+        coalesce(live.cost_usd + lineshaft.booked_1(live.attempt_cost_usd, live.reserved_usd, true), ended.cost_usd), task.created_at, ended.ended_at,
+        coalesce(live.account, live.last_account, ended.account)
     FROM lineshaft.task
     LEFT JOIN lineshaft.task_live AS live ON live.id = task.id
     LEFT JOIN lineshaft.task_end AS ended ON ended.id = task.id

@@ -1,28 +1,31 @@
 """Drafts of new tasks: checked, numbered and linked in memory, before anything is written."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lineshaft.engine.submit.surface import stored_surface
 from lineshaft.errors import InvalidInputError
 from lineshaft.ids import new_id
 from lineshaft.model import graph
+from lineshaft.model.admission import locks_of
 from lineshaft.model.budget import money
-from lineshaft.model.fields import check_fields
+from lineshaft.model.fields import RETURN, STEERING, check_fields
 from lineshaft.model.idempotency import content_hash
+from lineshaft.model.parts import ForEach, Part, Source, StoredForEach, part_named
 from lineshaft.model.resolving import Resolver
 from lineshaft.model.tasks import DEFAULT_RULES, MAX_CHILD_DEPTH, NewTask, TaskRow, TaskRules
 
 T = TypeVar("T")
 #: Names of inputs, with the upstream tasks by key or id.
-Inputs = Mapping[str, str | Sequence[str]]
+Inputs = Mapping[str, Source | Sequence[Source]]
 _NONE: Inputs = MappingProxyType({})
 
 
@@ -45,6 +48,8 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
     depends_on: Sequence[str] = ()
     #: What the task gets of others: `inputs`, `depends_on` and `spec.context_refs`.
     inputs: Inputs = _NONE
+    #: The list for whose items it has children, in the output of another task of the call.
+    over: Part | None = None
     #: Its name in the call.
     key: str | None = None
     batch: "Draft | None" = None
@@ -62,6 +67,12 @@ class Draft(msgspec.Struct, eq=False, kw_only=True):
 
     def stored_inputs(self) -> bytes | None:
         return msgspec.json.encode(self.inputs) if self.inputs else None
+
+    def stored_for_each(self) -> bytes | None:
+        asked = self.row.for_each
+        if asked is None or self.over is None:
+            return None
+        return msgspec.json.encode(StoredForEach(asked.over, self.over, asked.max, asked.concurrency))
 
 
 class DagDraft(Struct, frozen=True):
@@ -90,8 +101,12 @@ def draft_task(
     dag_id: str | None = None,
     parent: Draft | None = None,
     depth: int = 0,
+    keys: Collection[str] = (),
 ) -> Draft:
-    """Check a task and add it, and its children in order, to the drafts."""
+    """Check a task and add it, and its children in order, to the drafts.
+
+    `keys`: the other tasks of a DAG.
+    """
     row, spec = resolver(task, place=place)
     task_id = task.id or new_id("task")
     joins = parent is None and dag_id is None and (task.parent_id or task.dag_id) is not None
@@ -112,14 +127,19 @@ def draft_task(
         dag_id=dag,
         live_dag_id=dag if in_dag and not joins else None,
         batch=parent,
-        is_batch=bool(task.children),
+        is_batch=bool(task.children) or row.for_each is not None,
         joins=joins,
         names_dag=task.dag_id is not None,
-        lock_owner=None if parent is None else _lock_owner(row.lock_key, parent),
+        lock_owner=None if parent is None else _lock_owner(row, parent, place),
     )
     if task.depends_on or task.inputs or row.context_tasks:
-        draft.inputs = _inputs(task, row, place)
-        draft.requested = tuple(dict.fromkeys(chain.from_iterable(map(_listed, draft.inputs.values()))))
+        draft.inputs = _inputs(task, row, place, keys)
+        draft.requested = tuple(
+            dict.fromkeys(map(_task_of, chain.from_iterable(map(_listed, draft.inputs.values()))))
+        )
+    if row.for_each is not None:
+        draft.over = _over(row.for_each, place, keys if parent is None else ())
+        draft.requested = tuple(dict.fromkeys([*draft.requested, draft.over.task]))
     if row.idempotency_key is not None:
         if parent is not None:
             fault = "a child is created with its batch: set the key on the batch"
@@ -131,31 +151,61 @@ def draft_task(
             raise InvalidInputError(
                 errors=[(f"{place}.children", f"are nested deeper than {MAX_CHILD_DEPTH}")]
             )
-        _draft_children(task, draft, drafts=drafts, resolver=resolver, depth=depth)
+        _draft_children(task, draft, drafts=drafts, resolver=resolver, depth=depth, keys=keys)
     return draft
 
 
-def _inputs(task: NewTask, row: TaskRow, place: str) -> Inputs:
-    declared = task.inputs or {}
+def _inputs(task: NewTask, row: TaskRow, place: str, keys: Collection[str]) -> Inputs:
+    declared: dict[str, Source | Sequence[Source]] = {
+        name: part_named(of, keys) if isinstance(of, str) else [part_named(one, keys) for one in of]
+        for name, of in (task.inputs or {}).items()
+    }
     spec: Any = task.spec
     for name in declared:
         if name in spec:
             fault = f"{name!r} is in the spec too: leave it out of one of them"
             raise InvalidInputError(errors=[(f"{place}.inputs" if place else "inputs", fault)])
     refs = {f"task:{name}:output": name for name in row.context_tasks}
-    return {name: name for name in task.depends_on} | refs | dict(declared)
+    return {name: name for name in task.depends_on} | refs | declared
 
 
-def _listed(names: str | Sequence[str]) -> Sequence[str]:
-    return (names,) if isinstance(names, str) else names
+def _over(for_each: ForEach, place: str, keys: Collection[str]) -> Part:
+    named = part_named(for_each.over, keys)
+    part = Part(named) if isinstance(named, str) else named
+    if part.task not in keys:
+        # A list that exists already needs no engine that waits for it.
+        fault = (
+            f"must begin with the key of a task in the same DAG or spawn, got {for_each.over!r}: the task "
+            "becomes one child for each item of the list that the other one returns"
+        )
+        raise InvalidInputError(errors=[(f"{place}.for_each.over" if place else "for_each.over", fault)])
+    return part
+
+
+def _listed(sources: Source | Sequence[Source]) -> Sequence[Source]:
+    return (sources,) if isinstance(sources, str | Part) else sources
+
+
+def _task_of(source: Source) -> str:
+    return source if isinstance(source, str) else source.task
 
 
 def renamed(inputs: Inputs, ids: Mapping[str, str]) -> Inputs:
     """The same inputs of the tasks with these ids."""
     return {
-        name: ids.get(of, of) if isinstance(of, str) else [ids.get(one, one) for one in of]
+        name: with_id(of, ids) if isinstance(of, str | Part) else [with_id(one, ids) for one in of]
         for name, of in inputs.items()
     }
+
+
+@overload
+def with_id(source: Part, ids: Mapping[str, str]) -> Part: ...
+@overload
+def with_id(source: Source, ids: Mapping[str, str]) -> Source: ...
+def with_id(source: Source, ids: Mapping[str, str]) -> Source:
+    if isinstance(source, str):
+        return ids.get(source, source)
+    return replace(source, task=ids.get(source.task, source.task))
 
 
 def refuse_place(
@@ -175,13 +225,20 @@ def virtual_dag(task_id: str) -> str:
 
 
 def _draft_children(
-    task: NewTask, batch: Draft, *, drafts: list[Draft], resolver: Resolver, depth: int
+    task: NewTask,
+    batch: Draft,
+    *,
+    drafts: list[Draft],
+    resolver: Resolver,
+    depth: int,
+    keys: Collection[str],
 ) -> None:
     previous: Draft | None = None
     for number, child in enumerate(task.children):
         inherited = msgspec.structs.replace(
             child,
-            lock_key=task.lock_key if child.lock_key is None else child.lock_key,
+            lock_key=child.lock_key if _names_locks(child) else task.lock_key,
+            lock_keys=child.lock_keys if _names_locks(child) else task.lock_keys,
             priority=task.priority if child.priority is None else child.priority,
             max_attempts=task.max_attempts if child.max_attempts is None else child.max_attempts,
             preset=task.preset if child.preset is None else child.preset,
@@ -197,6 +254,7 @@ def _draft_children(
             dag_id=batch.dag_id,
             parent=batch,
             depth=depth + 1,
+            keys=keys,
         )
         if previous is None:
             batch.first_child = below
@@ -206,14 +264,42 @@ def _draft_children(
         previous = below
 
 
-def _lock_owner(lock_key: str | None, batch: Draft | None) -> str | None:
-    """The outermost batch around a task with the same lock: it holds the lock for all its tasks."""
+def _names_locks(task: NewTask) -> bool:
+    return task.lock_key is not None or bool(task.lock_keys)
+
+
+def _lock_owner(row: TaskRow, batch: Draft | None, place: str) -> str | None:
+    """The outermost batch around a task with a lock of it: it holds its locks for all its tasks."""
     owner = None
-    while lock_key is not None and batch is not None:
-        if batch.row.lock_key == lock_key:
+    locks = locks_of(row.lock_key, row.admission)
+    while locks and batch is not None:
+        held = locks_of(batch.row.lock_key, batch.row.admission)
+        if not held.keys().isdisjoint(locks):
             owner = batch.id
+        for key in held.keys() & locks:
+            if held[key] and not locks[key]:
+                fault = f"asks for {key!r} alone, which its batch shares: let the batch have it alone"
+                raise InvalidInputError(errors=[(f"{place}.lock_keys", fault)])
         batch = batch.batch
     return owner
+
+
+def check_conflicts(drafts: Sequence[Draft], *, alone: bool) -> None:
+    """Refuse an `on_conflict` that these drafts can't have; `alone`: they don't belong to one DAG."""
+    keys: dict[str, Draft] = {}
+    for draft in drafts:
+        how = draft.row.on_conflict
+        place = f"{draft.place}." if draft.place else ""
+        if how in STEERING and not alone:
+            fault = f"can't be {how} for a task of a DAG, or a spawned one: submit it on its own"
+            raise InvalidInputError(errors=[(f"{place}on_conflict", fault)])
+        if (key := draft.row.idempotency_key) is not None:
+            first = keys.setdefault(key, draft)
+            if first is not draft and (how != RETURN or first.row.on_conflict != RETURN):
+                fault = (
+                    f"is that of {first.place} too; with on_conflict, each task of a call needs another one"
+                )
+                raise InvalidInputError(errors=[(f"{place}idempotency_key", fault)])
 
 
 def wait_for(draft: Draft, names: Iterable[str]) -> None:
@@ -230,6 +316,8 @@ def link(drafts: Iterable[Draft], ids: Mapping[str, str]) -> None:
         if draft.requested:
             wait_for(draft, [ids.get(name, name) for name in draft.requested])
             draft.inputs = renamed(draft.inputs, ids)
+            if draft.over is not None:
+                draft.over = with_id(draft.over, ids)
 
 
 def refuse_cycle(drafts: Sequence[Draft], keys_of: Mapping[str, str]) -> None:
@@ -275,6 +363,7 @@ def draft_each(tasks: Sequence[NewTask], rules: TaskRules) -> tuple[list[Draft],
         place = f"tasks[{number}]" if len(tasks) > 1 else ""
         heads.append(draft_task(task, place=place, drafts=drafts, resolver=resolver))
     check_number(len(drafts))
+    check_conflicts(drafts, alone=True)
     link(drafts, {})
     return heads, drafts
 
@@ -318,14 +407,16 @@ def draft_by_key(
     """Tasks of one call that may depend on each other by `key`; without a key, a task's id is its key."""
     heads: dict[str, Draft] = {}
     resolver = Resolver(rules)
+    keys = {key for task in tasks if (key := task.key or task.id) is not None}
     for number, task in enumerate(tasks):
         place = f"tasks[{number}]"
-        head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id)
+        head = draft_task(task, place=place, drafts=drafts, resolver=resolver, dag_id=dag_id, keys=keys)
         head.key = task.key
         key = task.key or head.id
         if heads.setdefault(key, head) is not head:
             raise InvalidInputError(errors=[(f"{place}.key", f"{key!r} is used twice in this call")])
     check_dag_size(len(drafts), rules.max_dag_tasks)
+    check_conflicts(drafts, alone=False)
     link(drafts, {key: head.id for key, head in heads.items()})
     refuse_cycle(drafts, {head.id: key for key, head in heads.items()})
     return heads

@@ -3,7 +3,7 @@
 First everything is decided in memory: fields are checked, keys resolved, cycles rejected, children linked.
 Then one transaction writes it. It locks existing tasks that new ones depend on, so that they can't end in the
 meantime. The first transaction that inserts an idempotency key owns it: twenty submitters of one key get one
-task.
+task (keys.py).
 """
 
 import logging
@@ -24,7 +24,7 @@ from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import column_literal
 from lineshaft.engine.postgres.pipeline import Call, pipelined
-from lineshaft.engine.postgres.rows import fetch_column, fetch_row, fetch_rows
+from lineshaft.engine.postgres.rows import fetch_row, fetch_rows
 from lineshaft.engine.submit.bulk import UniformTasks
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
@@ -45,8 +45,10 @@ from lineshaft.engine.submit.drafts import (
     off_the_loop,
     place_in_graph,
     renamed,
+    with_id,
 )
 from lineshaft.engine.submit.joining import Joining
+from lineshaft.engine.submit.keys import Cancel, Keys, Replacement, refuse_cancelling
 from lineshaft.engine.submit.known_types import TypeCache
 from lineshaft.engine.submit.lanes import KnownLane, Lanes, wake_lanes
 from lineshaft.errors import (
@@ -88,15 +90,12 @@ class _FullQueue(NamedTuple):
     added: int | None
 
 
-class _KeyOwner(NamedTuple):
-    key: str
-    task_id: str
-    content_hash: bytes
-
-
 class Submission:
-    def __init__(self, database: Database, lanes: Lanes, *, rules: TaskRules = DEFAULT_RULES) -> None:
+    def __init__(
+        self, database: Database, lanes: Lanes, cancel: Cancel, *, rules: TaskRules = DEFAULT_RULES
+    ) -> None:
         self._database = database
+        self._keys = Keys(database, cancel)
         self._lanes = lanes
         self._joining = Joining(database)
         #: Checks and defaults of new tasks, without those of types.
@@ -215,6 +214,8 @@ class Submission:
         if may_be_short and await self._insert_in_one_statement(drafts, types):
             return {draft.id: Submitted(draft.id) for draft in drafts}
         if not is_short:
+            if connection is not None:
+                refuse_cancelling(drafts)
             await self._create_lanes_outside(connection, drafts)
         return await self._run(lambda own: self._write_in(own, drafts, dags, types), len(drafts), connection)
 
@@ -285,9 +286,10 @@ class Submission:
         is_spawn: bool = False,
     ) -> tuple[dict[str, Submitted], dict[Lane, KnownLane]]:
         results: dict[str, Submitted] = {}
+        replacements: list[Replacement] = []
         new, satisfied = drafts, set[str]()
         if not all(map(is_standalone, drafts)):
-            results = await self._take_keys(connection, drafts)
+            results, replacements = await self._keys.take(connection, drafts)
             existing = {draft_id: found.id for draft_id, found in results.items()}
             # Copies: if this transaction must run again, it may find other tasks.
             new = [
@@ -295,8 +297,10 @@ class Submission:
                 for draft in drafts
                 if draft.id not in results
             ]
+            new = await self._keys.with_starts(connection, new)
             satisfied = await self._check_upstream(connection, new)
-            await self._refer_to_artifacts(connection, new)
+            await self._keys.forget(connection, replacements)
+            await self._refer_to_artifacts(connection, [*new, *(each.draft for each in replacements)])
             await self._joining.join(connection, new)
             place_in_graph(new, satisfied)
         if is_spawn:
@@ -305,13 +309,17 @@ class Submission:
             await self._check_waiting(
                 connection, Counter(key for draft in new for key in quota_keys(draft.row))
             )
-        if _has_fair(new):
+        if _has_fair([*new, *(each.draft for each in replacements)]):
             await connection.execute(_SQL["fair_tasks_exist"])
         rows = {id(draft.row): draft.row for draft in new}
-        lanes = await self._lanes.find(connection, [row.lane for row in rows.values()], for_new_tasks=True)
+        wanted = [*(row.lane for row in rows.values()), *(each.lane for each in replacements)]
+        lanes = await self._lanes.find(connection, wanted, for_new_tasks=True)
         lane_ids = {name: lanes[row.lane].id for name, row in rows.items()}
         for draft in new:
             draft.lane_id = lane_ids[id(draft.row)]
+        for each in replacements:
+            each.draft.lane_id = lanes[each.lane].id
+        await self._keys.replace(connection, replacements, types)
         if dags:
             totals = Counter(draft.live_dag_id for draft in new)
             dags = [dag for dag in dags if totals[dag.id]]
@@ -340,61 +348,6 @@ class Submission:
             )
         if not full.bounds:
             self.types.forget_waiting()
-
-    async def _take_keys(self, connection: Connection, drafts: list[Draft]) -> dict[str, Submitted]:
-        """Duplicates, by the id of the draft; children of a duplicate are duplicates too."""
-        # The first of two drafts with the same key in one call owns it.
-        keyed: dict[str, Draft] = {}
-        for draft in drafts:
-            if draft.row.idempotency_key is not None:
-                keyed.setdefault(draft.row.idempotency_key, draft)
-        if not keyed:
-            return {}
-        keys = sorted(keyed)
-        taken = await fetch_column(
-            connection,
-            _SQL["take_keys"],
-            {
-                **self._database.now,
-                "keys": keys,
-                "task_ids": [keyed[key].id for key in keys],
-                "hashes": [keyed[key].content for key in keys],
-                "ttls": [keyed[key].row.idempotency_ttl_sec for key in keys],
-            },
-        )
-        owners = {key: _KeyOwner(key, keyed[key].id, keyed[key].content) for key in taken}
-        if lost := keyed.keys() - owners.keys():
-            rows = await fetch_rows(connection, _KeyOwner, _SQL["read_keys"], {"keys": sorted(lost)})
-            owners |= {row.key: row for row in rows}
-        results: dict[str, Submitted] = {}
-        for draft in drafts:
-            if draft.row.idempotency_key is not None:
-                owner = owners[draft.row.idempotency_key]
-                # A repeated call may name the id that the first one did.
-                if owner.task_id != draft.id or owner.key in lost:
-                    mismatch = draft.content not in bytes(owner.content_hash)
-                    results[draft.id] = Submitted(owner.task_id, duplicate=True, mismatch=mismatch)
-        await self._report_duplicates(
-            connection, [(draft, results[draft.id]) for draft in drafts if draft.id in results]
-        )
-        for draft in drafts:
-            if draft.parent_id in results:
-                results.setdefault(draft.id, Submitted(draft.id, duplicate=True))
-        return results
-
-    async def _report_duplicates(
-        self, connection: Connection, duplicates: Sequence[tuple[Draft, Submitted]]
-    ) -> None:
-        for draft, existing in duplicates:
-            key = draft.row.idempotency_key
-            _log.info("Duplicate task detected: %s", key)
-            if existing.mismatch:
-                # Keys are shared by the installation: somebody else may have used it first.
-                _log.warning(
-                    "Idempotency key %r is in use for a different request: task %s", key, existing.id
-                )
-        if duplicates:
-            await connection.execute(_SQL["count_duplicates"], {"n": len(duplicates)})
 
     async def _check_upstream(self, connection: Connection, new: list[Draft]) -> set[str]:
         """Existing upstream tasks that are COMPLETED; rejects unknown and cancelled ones."""
@@ -494,13 +447,15 @@ def _has_fair(drafts: Sequence[Draft]) -> bool:
 
 
 def _is_simple(task: NewTask) -> bool:
-    return task.idempotency_key is None and not task.children
+    return task.idempotency_key is None and not task.children and task.for_each is None
 
 
 def _with_existing(draft: Draft, existing: Mapping[str, str]) -> Draft:
     """A copy that depends on existing tasks in place of upstream drafts that are duplicates."""
     names = dict.fromkeys(existing.get(name, name) for name in draft.depends_on)
-    return msgspec.structs.replace(draft, depends_on=list(names), inputs=renamed(draft.inputs, existing))
+    over = draft.over and with_id(draft.over, existing)
+    inputs = renamed(draft.inputs, existing)
+    return msgspec.structs.replace(draft, depends_on=list(names), inputs=inputs, over=over)
 
 
 @contextmanager

@@ -1,16 +1,5 @@
 -- These statements also run in callers' transactions.
 
--- fragment: knows_types
--- Ends the submission with an error if defaults of types have changed since the process read them: it reads them again, and repeats it. Or
--- if quotas bound waiting tasks, and it hasn't been checked.
-CASE
-    WHEN (coalesce((SELECT max(revision) FROM lineshaft.task_type), 0) = %(known_revision)s::integer) IS NOT FALSE THEN CASE
-        WHEN %(checks_waiting)s::boolean OR (SELECT quota_kinds & 128 = 0 FROM lineshaft.limits) THEN true
-        ELSE lineshaft.refuse_unchecked_1()
-    END
-    ELSE lineshaft.refuse_stale_types_1()
-END
-
 -- name: raise_paths
 -- New tasks lengthen the critical paths of existing tasks above them. Waiters are notified, because a claim skips these rows until the commit.
 SELECT
@@ -36,27 +25,6 @@ SELECT
 WHERE
     -- include: knows_types
 
--- name: take_keys
--- The first transaction to insert a key owns it. Sorted, so that two submissions with the same keys can't deadlock. An expired key is
--- taken over.
-INSERT INTO lineshaft.task_key AS known (key, task_id, content_hash, ttl_sec)
-SELECT key, task_id, content_hash, ttl_sec
-FROM unnest(%(keys)s::text[], %(task_ids)s::text[], %(hashes)s::bytea[], %(ttls)s::double precision[])
-    AS wanted (key, task_id, content_hash, ttl_sec)
-ORDER BY key
-ON CONFLICT (key) DO UPDATE
-    SET task_id = excluded.task_id, content_hash = excluded.content_hash, expires_at = NULL, ttl_sec = excluded.ttl_sec
-    WHERE
-        -- include: key_is_free
-RETURNING key
-
--- name: read_keys
--- Under a new snapshot, which sees the owners.
-SELECT key, task_id, content_hash FROM lineshaft.task_key WHERE key = ANY (%(keys)s::text[])
-
--- name: count_duplicates
-SELECT nextval('lineshaft.duplicate_no') FROM generate_series(1, %(n)s::integer)
-
 -- name: insert_tasks
 -- A few tasks in one statement; many are inserted by COPY.
 WITH clock AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, now()) AS now),
@@ -64,7 +32,7 @@ new AS MATERIALIZED (
     SELECT *
     FROM unnest(
         %(id)s::text[], %(dag_id)s::text[], %(live_dag_id)s::text[], %(parent_id)s::text[], %(idempotency_key)s::text[], %(type)s::text[],
-        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(key)s::text[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
+        %(title)s::text[], %(preset)s::text[], %(spec)s::jsonb[], %(inputs)s::jsonb[], %(for_each)s::jsonb[], %(key)s::text[], %(required_capabilities)s::text[], %(model_preferences)s::text[],
         %(fallback_models)s::text[], %(max_cost_usd)s::numeric[], %(max_total_cost_usd)s::numeric[], %(lock_key)s::text[],
         %(admission)s::jsonb[], %(lock_owner)s::text[], %(retry)s::jsonb[], %(output_type)s::text[], %(gates)s::jsonb[], %(tags)s::text[], %(created_by)s::text[], %(created_by_token)s::text[],
         %(surface)s::jsonb[], %(deadline)s::timestamptz[], %(run_at)s::timestamptz[], %(priority_boost_per_minute)s::double precision[],
@@ -72,7 +40,7 @@ new AS MATERIALIZED (
         %(max_attempts)s::smallint[], %(require_decision_report)s::boolean[], %(ignore_failure)s::boolean[], %(expire_at_deadline)s::boolean[], %(is_batch)s::boolean[],
         %(open_limits)s::smallint[], %(type_revision)s::integer[], %(lane_id)s::integer[], %(boost)s::double precision[], %(blocked)s::integer[], %(downstream)s::smallint[]
     ) WITH ORDINALITY AS new (
-        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences,
+        id, dag_id, live_dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, for_each, key, required_capabilities, model_preferences,
         fallback_models, max_cost_usd, max_total_cost_usd, lock_key, admission, lock_owner, retry, output_type, gates, tags, created_by,
         created_by_token, surface, deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, lane_id, boost, blocked, downstream, n
@@ -82,13 +50,13 @@ new AS MATERIALIZED (
 ),
 stored AS (
     INSERT INTO lineshaft.task (
-        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities, model_preferences, fallback_models,
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, for_each, key, required_capabilities, model_preferences, fallback_models,
         max_cost_usd, max_total_cost_usd, lock_key, admission, retry, output_type, gates, tags, created_by, created_by_token, surface, deadline, run_at,
         priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts, require_decision_report,
         ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, created_at
     )
     SELECT
-        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, key, required_capabilities::text[], model_preferences::text[],
+        id, dag_id, parent_id, idempotency_key, type, title, preset, spec, inputs, for_each, key, required_capabilities::text[], model_preferences::text[],
         fallback_models::text[], max_cost_usd, max_total_cost_usd, lock_key, admission, retry, output_type, gates, tags::text[], created_by, created_by_token, surface,
         deadline, run_at, priority_boost_per_minute, max_duration_sec, heartbeat_interval_sec, priority, max_attempts,
         require_decision_report, ignore_failure, expire_at_deadline, is_batch, open_limits, type_revision, clock.now
@@ -101,15 +69,19 @@ placed AS (
     )
     SELECT
         id, live_dag_id,
-        CASE WHEN blocked > 0 OR run_at > clock.now THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
+        CASE WHEN blocked > 0 OR run_at > clock.now OR is_batch THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status,
         lane_id, priority, downstream, blocked, deadline,
         lineshaft.rank(priority, downstream, boost, clock.now, deadline, clock.now),
         -- A deadline in the past is checked once more, to be reported as missed.
         coalesce(lineshaft.rekey_at(deadline, clock.now), deadline),
-        CASE WHEN blocked > 0 OR run_at > clock.now THEN NULL ELSE clock.now END,
-        CASE WHEN run_at > clock.now THEN run_at END,
+        CASE WHEN blocked > 0 OR run_at > clock.now OR is_batch THEN NULL ELSE clock.now END,
+        CASE
+            WHEN run_at > clock.now THEN run_at
+            -- A list that exists already, because another call has submitted its task, is opened by the promoter.
+            WHEN is_batch AND blocked = 0 THEN clock.now
+        END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        lock_key, admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
+        lineshaft.first_lock_1(lock_key, admission), admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
         expire_at_deadline, max_cost_usd, max_total_cost_usd, CASE WHEN admission ? 'fair' THEN 'fair' END
     FROM new CROSS JOIN clock
     ORDER BY n
@@ -160,7 +132,7 @@ placed AS (
         ),
         coalesce(lineshaft.rekey_at(%(deadline)s::timestamptz, now), %(deadline)s::timestamptz),
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
-        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), %(lock_key)s::text, %(admission)s::jsonb, %(heartbeat_interval_sec)s::double precision,
+        (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), lineshaft.first_lock_1(%(lock_key)s::text, %(admission)s::jsonb), %(admission)s::jsonb, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
         %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric, %(max_total_cost_usd)s::numeric,
         CASE WHEN %(admission)s::jsonb ? 'fair' THEN 'fair' END

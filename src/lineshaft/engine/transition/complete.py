@@ -6,7 +6,7 @@ single task, with what depends on it, is completed by a function (engine/claim/s
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -60,6 +60,8 @@ class _Completed(Protocol):
     lock_lost: bool
     lock_key: str | None
     has_slots: bool
+    #: Document locks that it had together, or with readers; None: it had none.
+    released_together: list[str] | None
     #: Breakers with failures to forget, or with this task as their probe; None: all breakers are closed.
     breakers: list[str] | None
 
@@ -107,8 +109,10 @@ class Acceptance:
     async def after_completion(
         self, connection: Connection, completed: Sequence[_Completed], unblocked: Sequence[Unblocked]
     ) -> None:
-        if locks := sorted({task.lock_key for task in completed if task.lock_released and task.lock_key}):
-            await unpark_lock_waiters(connection, locks)
+        released = {task.lock_key for task in completed if task.lock_released and task.lock_key}
+        released.update(key for task in completed for key in task.released_together or ())
+        if released:
+            await unpark_lock_waiters(connection, sorted(released))
         if freed := [task.id for task in completed if task.has_slots]:
             look_at_quotas(connection, self._transitions.now, ids=freed)
         if dags := sorted({task.dag_id for task in completed if task.dag_needs_care and task.dag_id}):
@@ -331,8 +335,8 @@ class Completions:
                 task.id,
                 None,
                 StaleClaimError(
-                    f"Can't complete task {task.id}: its claim no longer has the document lock "
-                    f"{task.lock_key!r}, so another task may have changed the document. Stop working on it."
+                    f"Can't complete task {task.id}: its claim no longer has {_named(task.locks)}, so "
+                    "another task may have changed the document. Stop working on it."
                 ),
             )
             for task, item in items
@@ -356,6 +360,11 @@ class Completions:
         await effects.write(connection)
         if self._gates is not None:
             await self._gates.begin(connection, [task.id for task, _ in items])
+
+
+def _named(locks: Collection[str]) -> str:
+    names = ", ".join(map(repr, locks))
+    return f"the document lock {names}" if len(locks) == 1 else f"all its document locks, {names}"
 
 
 def _failure(task: LockedTask, item: Completion, faults: Mapping[str, str]) -> Failure | None:

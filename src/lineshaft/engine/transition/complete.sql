@@ -21,7 +21,8 @@ gone AS (
       -- Somebody took its document lock away; lock_kept below checks again.
       AND (
         live.lock_token IS NULL OR live.status = 'VALIDATING'
-        OR (SELECT lock.token = live.lock_token FROM lineshaft.lock WHERE lock.key = live.lock_key)
+        OR
+        -- include: has_locks
       )
       -- A DAG that was created while this statement waited for the task can't be counted here: the caller tries again.
       AND (live.dag_id IS NULL OR (SELECT true FROM lineshaft.dag WHERE dag.id = live.dag_id))
@@ -31,8 +32,8 @@ gone AS (
         greatest(input.cost, live.attempt_cost_usd),
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       ))
-    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.lock_owner, live.lock_token, live.has_slots, live.ready_at, live.claimed_at, live.started_at,
-        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd,
+    RETURNING live.id, live.epoch, live.dag_id, live.status, live.lane_id, live.lock_key, live.admission, live.lock_owner, live.lock_token, live.has_slots, live.ready_at, live.claimed_at, live.started_at,
+        live.first_started_at, live.attempts, live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.account, live.cost_usd,
         live.tokens_input, live.tokens_output, live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
         greatest(input.tokens_in, live.attempt_tokens_input) AS tokens_in, greatest(input.tokens_out, live.attempt_tokens_output) AS tokens_out
@@ -60,6 +61,7 @@ lock_released AS (
     DELETE FROM lineshaft.lock
     USING gone
     WHERE lock.key = gone.lock_key AND lock.holder_task_id = gone.id AND gone.lock_key IS NOT NULL AND (SELECT count(*) FROM settled) >= 0
+      AND (SELECT bool_or(admission ? 'locks') FROM gone) IS NOT TRUE
     RETURNING lock.key, lock.token
 ),
 -- The lock that a batch holds for its child.
@@ -67,8 +69,20 @@ lock_kept AS MATERIALIZED (
     SELECT lock.key, lock.token
     FROM lineshaft.lock JOIN gone ON lock.key = gone.lock_key AND lock.token = gone.lock_token
     WHERE gone.lock_owner IS NOT NULL AND (SELECT count(*) FROM settled) >= 0
+      AND (SELECT bool_or(admission ? 'locks') FROM gone) IS NOT TRUE
     ORDER BY lock.key
     FOR NO KEY UPDATE OF lock
+),
+-- If one of the tasks has several locks, or shares one, a function does both for all tasks.
+released_together AS MATERIALIZED (
+    SELECT released.*
+    FROM (
+        SELECT array_agg(needed.key) AS keys, array_agg(gone.id) AS holders, array_agg(gone.lock_token) AS tokens
+        FROM gone CROSS JOIN LATERAL unnest(lineshaft.lock_keys_1(gone.lock_key, gone.admission)) AS needed (key)
+        WHERE gone.lock_key IS NOT NULL
+        HAVING bool_or(gone.admission ? 'locks') AND (SELECT count(*) FROM settled) >= 0
+    ) AS held
+    CROSS JOIN LATERAL lineshaft.release_locks_1(held.keys, held.holders, held.tokens, NULL) AS released
 ),
 dag_moved AS (
     UPDATE lineshaft.dag
@@ -85,7 +99,8 @@ dag_moved AS (
             -- include: dag_money
         FROM gone WHERE dag_id IS NOT NULL GROUP BY dag_id ORDER BY dag_id
     ) AS share, clock
-    WHERE dag.id = share.dag_id AND (SELECT count(*) FROM lock_released) + (SELECT count(*) FROM lock_kept) >= 0
+    WHERE dag.id = share.dag_id
+      AND (SELECT count(*) FROM lock_released) + (SELECT count(*) FROM lock_kept) + (SELECT count(*) FROM released_together) >= 0
     RETURNING dag.id, dag.status, dag.dead_lettered, dag.cancelled, share.reserved
 ),
 share AS MATERIALIZED (
@@ -119,17 +134,27 @@ SELECT
     gone.dag_id IN (SELECT id FROM dag_moved WHERE dead_lettered + cancelled > 0 OR reserved > 0) AS dag_needs_care,
     gone.lock_key IN (SELECT key FROM lock_released) AS lock_released,
     -- The lock was taken away after this statement had begun.
-    gone.status = 'RUNNING' AND gone.lock_token IS NOT NULL AND gone.lock_token NOT IN (
-        SELECT token FROM lock_released UNION ALL SELECT token FROM lock_kept
-    ) AS lock_lost,
+    gone.status = 'RUNNING' AND gone.lock_token IS NOT NULL AND CASE
+        WHEN gone.admission ? 'locks' THEN (
+            SELECT count(*) FROM released_together WHERE token = gone.lock_token
+        ) < cardinality(lineshaft.lock_keys_1(gone.lock_key, gone.admission))
+        ELSE gone.lock_token NOT IN (
+            SELECT token FROM lock_released UNION ALL SELECT token FROM lock_kept UNION ALL SELECT token FROM released_together
+        )
+    END AS lock_lost,
     gone.lock_key, gone.has_slots,
+    CASE WHEN gone.lock_key IS NOT NULL THEN ARRAY(
+        SELECT key FROM released_together WHERE is_gone AND holder_task_id = gone.id
+    ) END AS released_together,
     -- Breakers that have failures to forget, or have this task as their probe; NULL while all breakers are closed.
     CASE
         WHEN EXISTS (SELECT FROM troubled) THEN ARRAY(
             SELECT troubled.key
             FROM troubled
             WHERE (troubled.state = 'closed' OR troubled.probe_task_id = gone.id)
-              AND troubled.key IN ((SELECT lane.type FROM lineshaft.lane WHERE lane.id = gone.lane_id), 'model:' || gone.model)
+              AND troubled.key IN (
+                (SELECT lane.type FROM lineshaft.lane WHERE lane.id = gone.lane_id), 'model:' || gone.model, 'account:' || gone.account
+              )
         )
     END AS breakers
 FROM gone
@@ -139,12 +164,12 @@ FROM gone
 -- `spend`, so that the row has what the attempt cost.
 WITH kept AS (
     INSERT INTO lineshaft.attempt (
-        task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, outcome, cost_usd,
+        task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, account, claimed_at, started_at, outcome, cost_usd,
         tokens_input, tokens_output, output
     )
     SELECT live.id, live.epoch, live.attempts + 1, live.revivals, live.agent_id, live.incarnation,
         (SELECT name FROM lineshaft.instance WHERE agent_id = live.agent_id AND incarnation = live.incarnation),
-        live.model, live.version, live.claimed_at, live.started_at, 'validating', live.attempt_cost_usd, live.attempt_tokens_input,
+        live.model, live.version, live.account, live.claimed_at, live.started_at, 'validating', live.attempt_cost_usd, live.attempt_tokens_input,
         live.attempt_tokens_output, input.output
     FROM lineshaft.task_live AS live
     JOIN unnest(%(ids)s::text[], %(outputs)s::jsonb[]) AS input (id, output) ON input.id = live.id
@@ -169,14 +194,14 @@ gone AS (
     WHERE live.id = input.id
       AND live.epoch = input.epoch
       AND live.status = 'RUNNING' AND NOT live.is_gated AND NOT live.awaited AND live.dag_id IS NULL AND live.lock_key IS NULL
-      AND NOT live.has_slots
+      AND NOT live.has_slots AND live.account IS NULL
       AND lineshaft.within_limit_1(
         greatest(input.cost, live.attempt_cost_usd),
         lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)
       )
       AND NOT EXISTS (SELECT FROM lineshaft.breaker WHERE state <> 'closed' OR failures > 0)
     RETURNING live.id, live.epoch, live.ready_at, live.claimed_at, live.started_at, live.first_started_at, live.attempts,
-        live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.cost_usd, live.tokens_input, live.tokens_output,
+        live.revivals, live.agent_id, live.incarnation, live.model, live.version, live.account, live.cost_usd, live.tokens_input, live.tokens_output,
         live.reserved_usd, live.agent_reserved, live.day_reserved, live.attempt_cost_usd,
         input.output, input.artifacts, input.report, input.output_type, greatest(input.cost, live.attempt_cost_usd) AS actual,
         greatest(input.tokens_in, live.attempt_tokens_input) AS tokens_in, greatest(input.tokens_out, live.attempt_tokens_output) AS tokens_out

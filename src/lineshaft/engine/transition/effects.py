@@ -78,6 +78,7 @@ class Effects(Struct):
         spent: Spent,
         attempts: int | None = None,
         rate_limits: int | None = None,
+        long_waits: int | None = None,
         lane_id: int | None = None,
         blocked: int = 0,
         category: str | None = None,
@@ -93,16 +94,17 @@ class Effects(Struct):
                 lane_ids=task.lane_id if lane_id is None else lane_id,
                 attempts=task.attempts if attempts is None else attempts,
                 rate_limits=task.rate_limits if rate_limits is None else rate_limits,
+                long_waits=task.long_waits if long_waits is None else long_waits,
                 blocked=blocked,
                 costs=cost,
                 tokens_in=total.tokens_input,
                 tokens_out=total.tokens_output,
                 categories=category,
+                accounts=task.account,
             )
         )
         self._settle(task, cost)
-        if task.lock_key is not None and task.lock_owner is None:
-            self._locks.append(HeldLockRow(task.lock_key, task.id))
+        self._release_locks(task)
 
     def end(
         self,
@@ -137,8 +139,8 @@ class Effects(Struct):
         self._settle(task, cost)
         if task.dag_id is not None:
             self._count(task.dag_id, status)
-        if task.lock_key is not None:
-            self._locks.append(HeldLockRow(task.lock_key, task.id))
+        # Of a task without a claim too: the next waiter takes its place.
+        self._locks += [HeldLockRow(key, task.id) for key in task.locks]
         if status is Status.DEAD_LETTERED:
             self._dead_letters.append(
                 DeadLetterRow(
@@ -185,6 +187,7 @@ class Effects(Struct):
                 incarnations=task.incarnation,
                 models=task.model,
                 versions=task.version,
+                accounts=task.account,
                 claimed_at=task.claimed_at,
                 started_at=task.started_at,
                 outcomes=outcome,
@@ -225,16 +228,14 @@ class Effects(Struct):
             self.touch_dag(dag_id)
 
     def release_batch_lock(self, task: LockedTask) -> None:
-        """A batch or a part of it waits for other tasks, which may need the document lock of the batch."""
-        holder = task.id if task.is_batch and task.lock_owner is None else task.lock_owner
-        if task.lock_key is not None and holder is not None:
-            self._locks.append(HeldLockRow(task.lock_key, holder))
+        """A batch or a part of it waits for other tasks, which may need the document locks of the batch."""
+        if task.is_batch or task.lock_owner is not None:
+            self._locks += [HeldLockRow(*lock) for lock in task.locks.items()]
 
     def release_resources(self, task: LockedTask) -> None:
         """Its output waits for a gate that runs elsewhere: slot, money and lock are free again."""
         self._settle(task, task.attempt_cost_usd)
-        if task.lock_key is not None and task.lock_owner is None:
-            self._locks.append(HeldLockRow(task.lock_key, task.id))
+        self._release_locks(task)
         # The wait may be long: if this was a breaker's probe, another task may be in the meantime.
         self._inconclusive.append(task.id)
 
@@ -250,6 +251,10 @@ class Effects(Struct):
     ) -> None:
         """The cost of a gate, which has a reservation of its own, if any."""
         self._shares.append(ShareRow(agent_id, dag_id, reserved, agent_reserved, day_reserved, costs=cost))
+
+    def _release_locks(self, task: LockedTask) -> None:
+        """Those that no batch holds for it."""
+        self._locks += [HeldLockRow(key, holder) for key, holder in task.locks.items() if holder == task.id]
 
     def _count(self, dag_id: str, status: Status, n: int = 1) -> None:
         self._shares.append(

@@ -12,20 +12,20 @@ SET status = input.status::lineshaft.task_status,
     ),
     generation = (SELECT last_value FROM lineshaft.generation_no),
     lane_id = input.lane_id,
-    attempts = input.attempts, rate_limits = input.rate_limits, blocked = live.blocked + input.blocked,
+    attempts = input.attempts, rate_limits = input.rate_limits, long_waits = input.long_waits, blocked = live.blocked + input.blocked,
     cost_usd = live.cost_usd + input.cost,
     tokens_input = live.tokens_input + input.tokens_in, tokens_output = live.tokens_output + input.tokens_out,
     last_category = coalesce(input.category, live.last_category),
     attempt_cost_usd = 0, attempt_tokens_input = 0, attempt_tokens_output = 0, reserved_usd = 0, agent_reserved = false, day_reserved = false, agent_id = NULL, incarnation = NULL, model = NULL,
-    version = NULL, lease_until = NULL, limit_at = NULL, started_at = NULL,
+    version = NULL, account = NULL, last_account = coalesce(input.account, live.last_account), lease_until = NULL, limit_at = NULL, started_at = NULL,
     claimed_at = NULL, heartbeat_at = NULL, progress = NULL, has_slots = false,
     parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, parked_key = NULL,
     lock_token = NULL
 FROM unnest(
         %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
-        %(rate_limits)s::smallint[], %(blocked)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[], %(tokens_out)s::bigint[],
-        %(categories)s::text[]
-    ) AS input (id, status, delay, lane_id, attempts, rate_limits, blocked, cost, tokens_in, tokens_out, category),
+        %(rate_limits)s::smallint[], %(long_waits)s::smallint[], %(blocked)s::integer[], %(costs)s::numeric[], %(tokens_in)s::bigint[],
+        %(tokens_out)s::bigint[], %(categories)s::text[], %(accounts)s::text[]
+    ) AS input (id, status, delay, lane_id, attempts, rate_limits, long_waits, blocked, cost, tokens_in, tokens_out, category, account),
     lineshaft.lane,
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 WHERE live.id = input.id AND lane.id = input.lane_id
@@ -53,11 +53,11 @@ next_shown AS MATERIALIZED (
 )
 INSERT INTO lineshaft.task_end (
     id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model, version,
-    cost_usd, tokens_input, tokens_output, reason, category, output
+    account, cost_usd, tokens_input, tokens_output, reason, category, output
 )
 SELECT
     id, end_status::lineshaft.task_status, epoch, coalesce(%(now)s::timestamptz, now()), ready_at, claimed_at, started_at,
-    first_started_at, end_attempts, revivals, agent_id, incarnation, model, version, cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
+    first_started_at, end_attempts, revivals, agent_id, incarnation, model, version, coalesce(account, last_account), cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
     reason, category, output
 FROM gone
 WHERE (SELECT count(*) FROM next_shown) >= 0
@@ -65,22 +65,22 @@ WHERE (SELECT count(*) FROM next_shown) >= 0
 -- name: record_attempts
 -- How a claim ended; an attempt that was being validated has its row already.
 INSERT INTO lineshaft.attempt (
-    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, ended_at, outcome, category, error,
-    traceback, ended_by, cost_usd, tokens_input, tokens_output
+    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, account, claimed_at, started_at, ended_at, outcome, category,
+    error, traceback, ended_by, cost_usd, tokens_input, tokens_output
 )
 SELECT
     input.task_id, input.epoch, input.number, input.revival, input.agent_id, input.incarnation,
     (SELECT name FROM lineshaft.instance WHERE agent_id = input.agent_id AND incarnation = input.incarnation), input.model, input.version,
-    coalesce(input.claimed_at, clock.now), input.started_at,
+    input.account, coalesce(input.claimed_at, clock.now), input.started_at,
     clock.now, input.outcome, input.category, input.error, input.traceback, input.ended_by, input.cost, input.tokens_in, input.tokens_out
 FROM unnest(
         %(task_ids)s::text[], %(epochs)s::integer[], %(numbers)s::smallint[], %(revivals)s::smallint[], %(agent_ids)s::text[],
-        %(incarnations)s::integer[], %(models)s::text[], %(versions)s::text[], %(claimed_at)s::timestamptz[], %(started_at)s::timestamptz[],
-        %(outcomes)s::text[], %(categories)s::text[], %(errors)s::text[], %(tracebacks)s::text[], %(ended_by)s::text[], %(costs)s::numeric[],
+        %(incarnations)s::integer[], %(models)s::text[], %(versions)s::text[], %(accounts)s::text[], %(claimed_at)s::timestamptz[],
+        %(started_at)s::timestamptz[], %(outcomes)s::text[], %(categories)s::text[], %(errors)s::text[], %(tracebacks)s::text[], %(ended_by)s::text[], %(costs)s::numeric[],
         %(tokens_in)s::bigint[], %(tokens_out)s::bigint[]
     ) AS input (
-        task_id, epoch, number, revival, agent_id, incarnation, model, version, claimed_at, started_at, outcome, category, error, traceback,
-        ended_by, cost, tokens_in, tokens_out
+        task_id, epoch, number, revival, agent_id, incarnation, model, version, account, claimed_at, started_at, outcome, category, error,
+        traceback, ended_by, cost, tokens_in, tokens_out
     ),
     (SELECT coalesce(%(now)s::timestamptz, now()) AS now) AS clock
 ON CONFLICT (task_id, epoch) DO UPDATE
@@ -247,10 +247,7 @@ ORDER BY dag.id
 FOR NO KEY UPDATE
 
 -- name: release_locks
--- Only the holder's own: a lock that expired and was granted to another task stays with that one.
-DELETE FROM lineshaft.lock
-USING unnest(%(keys)s::text[], %(holders)s::text[]) AS held (key, holder)
-WHERE lock.key = held.key AND lock.holder_task_id = held.holder
+SELECT count(*) FROM lineshaft.release_locks_1(%(keys)s::text[], %(holders)s::text[], NULL, NULL)
 
 -- name: unblock_dependents
 -- Follows a statement that ends tasks, in the same transaction. Only ended tasks count, so tasks that didn't move do no harm here; and

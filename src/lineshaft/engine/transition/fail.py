@@ -46,6 +46,11 @@ class _FailedInstances(Struct, frozen=True):
     instances: list[str | None]
 
 
+class _OtherAccounts(Struct, frozen=True):
+    task_id: str
+    wait_sec: float | None
+
+
 class Failures:
     def __init__(
         self,
@@ -55,7 +60,7 @@ class Failures:
         slowdowns: Slowdowns,
         *,
         uniform: retry.Uniform = random.random,
-        max_retry_after_sec: float = ratelimit.LONGEST_WAIT_SEC,
+        max_retry_after_sec: float = ratelimit.LONGEST_RETRY_AFTER_SEC,
     ) -> None:
         self._transitions = transitions
         self._database = transitions.database
@@ -79,7 +84,8 @@ class Failures:
             for item in failures:
                 task = locked.get(item.claim.id)
                 if task is not None and task.epoch == item.claim.epoch and task.is_held:
-                    held.append((task, replace(item, spent=UNREPORTED) if item.claim in booked else item))
+                    used = task if item.account is None else replace(task, account=item.account)
+                    held.append((used, replace(item, spent=UNREPORTED) if item.claim in booked else item))
                 else:
                     rest.append(item)
             moved = await self.fail_locked(connection, held, ended_by=FAIL)
@@ -95,7 +101,9 @@ class Failures:
             moved = {result.id: result for result in refused} | moved
             return [moved[item.claim.id] for item in failures]
 
-        return await self._database.run(work)
+        moved = await self._database.run(work)
+        await self._slowdowns.report_outages_of(failures)
+        return moved
 
     async def fail_held(
         self, connection: Connection, agent_id: str, incarnations: Collection[int], ids: Sequence[str]
@@ -156,7 +164,13 @@ class Failures:
             if isinstance(decision, ratelimit.WaitForLimit):
                 limits.append(
                     RateLimited(
-                        task.agent_id, task.incarnation, task.model, decision.slowdown_sec, failure.error
+                        task.agent_id,
+                        task.incarnation,
+                        task.model,
+                        decision.slowdown_sec,
+                        failure.error,
+                        account=task.account,
+                        is_window=decision.is_window,
                     )
                 )
             elif breaker.counts_against(failure.kind):
@@ -164,14 +178,18 @@ class Failures:
                 is_lost = ended_by is None and failure.category in retry.LOST_PROCESS
                 lost = _process(task) if is_lost else None
                 by_default = preset_named(task.preset).counts_for_breakers
-                against.append(CountedFailure(task.id, task.type, task.model, lost, by_default=by_default))
+                against.append(
+                    CountedFailure(
+                        task.id, task.type, task.model, lost, by_default=by_default, account=task.account
+                    )
+                )
         await self._breakers.failed(connection, against)
         await self._slowdowns.signal_slowdowns(connection, limits)
         return moved
 
     async def _decide_all(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
-    ) -> list[_Decided]:
+    ) -> Sequence[_Decided]:
         rows = await fetch_rows(
             connection,
             _FailedInstances,
@@ -181,11 +199,50 @@ class Failures:
         instances = {row.task_id: row.instances for row in rows}
         decided = []
         fraction = await self._crash_cost_fraction(connection, failures)
+        now = await self._now(connection, failures)
         for task, reported in failures:
             failure = _overdrawn(task, _with_crash_cost(task, reported, fraction))
-            decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)])
+            decision = self._decide(task, failure, [*instances.get(task.id, []), _process(task)], now)
             decided.append(_Decided(task, failure, decision))
-        return decided
+        return await self._with_other_accounts(connection, decided)
+
+    async def _with_other_accounts(
+        self, connection: Connection, decided: Sequence[_Decided]
+    ) -> Sequence[_Decided]:
+        """What met the end of a window doesn't wait for it while its agent has another account."""
+        closed = [
+            task
+            for task, _, decision in decided
+            if isinstance(decision, ratelimit.WaitForLimit)
+            and decision.long_waits > task.long_waits
+            and task.account is not None
+        ]
+        if not closed:
+            return decided
+        parameters = {
+            **self._database.now,
+            "ids": [task.id for task in closed],
+            "agent_ids": [task.agent_id for task in closed],
+            "incarnations": [task.incarnation for task in closed],
+            "accounts": [task.account for task in closed],
+        }
+        rows = await fetch_rows(connection, _OtherAccounts, _SQL["other_accounts"], parameters)
+        waits = {row.task_id: row.wait_sec for row in rows if row.wait_sec is not None}
+        return [
+            each._replace(
+                decision=replace(each.decision, wait_sec=min(waits[each.task.id], each.decision.wait_sec))
+            )
+            if isinstance(each.decision, ratelimit.WaitForLimit) and each.task.id in waits
+            else each
+            for each in decided
+        ]
+
+    async def _now(self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]) -> datetime:
+        """What seconds until an instant count from: if one is named, the time of this transaction."""
+        if any(failure.retry_at is not None for _, failure in failures):
+            at: datetime = await fetch_value(connection, _SQL["transaction_time"], self._database.now)
+            return at
+        return self._database.now["now"] or datetime.now(UTC)
 
     async def _crash_cost_fraction(
         self, connection: Connection, failures: Sequence[tuple[LockedTask, Failure]]
@@ -210,19 +267,24 @@ class Failures:
             )
         return moved
 
-    def _retry_after(self, failure: Failure) -> float | None:
-        now = self._database.now["now"] or datetime.now(UTC)
+    def _retry_after(self, failure: Failure, now: datetime) -> float | None:
         longest = self._max_retry_after_sec
+        if failure.retry_at is not None:
+            wait_sec = (failure.retry_at - now).total_seconds()
+            return ratelimit.parse_retry_after(wait_sec, now, longest_sec=longest)
         if failure.retry_after_sec is None:
             return ratelimit.retry_after_in_error(failure.error, now, longest_sec=longest)
         return ratelimit.parse_retry_after(failure.retry_after_sec, now, longest_sec=longest)
 
-    def _decide(self, task: LockedTask, failure: Failure, instances: list[str | None]) -> _Decision:
+    def _decide(
+        self, task: LockedTask, failure: Failure, instances: list[str | None], now: datetime
+    ) -> _Decision:
         rules = policy(msgspec.json.decode(task.retry) if task.retry else None, task.preset)
         if failure.is_rate_limit:
             waited = ratelimit.decide_rate_limit(
                 waits_so_far=task.rate_limits,
-                retry_after_sec=self._retry_after(failure),
+                long_waits_so_far=task.long_waits,
+                retry_after_sec=self._retry_after(failure, now),
                 spent_quota=ratelimit.is_spent_quota(failure.error),
                 uniform=self._uniform,
                 refused=rules.refuses(failure.kind),
@@ -263,9 +325,11 @@ class Failures:
         ended = {task.id for task in dead}
         cancelled: set[str] = set()
         while parents := sorted({t.parent_id for t in dead if t.parent_id is not None} - ended - cancelled):
-            causes = {t.parent_id: t for t in dead}
             families = await self._locks.lock(connection, parents)
             batches = [task for task in families.values() if task.is_batch]
+            children = await self._locks.children(connection, [task.id for task in batches])
+            causes = {t.parent_id: t for t in dead if t.id in children}
+            batches = [task for task in batches if task.id in causes]
             ended |= {task.id for task in batches}
             siblings = await self._lock_below(connection, [task.id for task in batches], ended | cancelled)
             for task in siblings:
@@ -396,6 +460,7 @@ def _record_failure(
             delay_sec=decision.wait_sec,
             spent=spent,
             rate_limits=decision.waits,
+            long_waits=decision.long_waits,
             lane_id=lane_id,
         )
         effects.attempt(
@@ -407,7 +472,8 @@ def _record_failure(
             traceback=traceback,
             ended_by=ended_by,
         )
-        effects.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec})
+        named = {} if task.account is None else {"account": task.account}
+        effects.event(task, ["task.rate_limited"], data | {"wait_sec": decision.wait_sec, **named})
         return Status.RETRYING
     effects.attempt(
         task,
@@ -427,6 +493,7 @@ def _record_failure(
             spent=spent,
             attempts=task.attempts + 1,
             rate_limits=0,
+            long_waits=0,
             lane_id=lane_id,
             category=category,
         )

@@ -15,7 +15,7 @@ from lineshaft.engine.live.parking import unpark_budget_waiters, unpark_lock_wai
 from lineshaft.engine.live.task_locks import HELD, LockedTask
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection
-from lineshaft.engine.postgres.rows import fetch_rows
+from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.transition.cancel import Cancellations
 from lineshaft.engine.transition.dependencies import TaskDependencies
 from lineshaft.engine.transition.reviews import NewReview
@@ -35,6 +35,8 @@ _NAMED = 5
 
 class _DownstreamTask(Struct, frozen=True):
     id: str
+    #: It has children of a list that is replaced.
+    has_old_list: bool
     #: It has begun with the outputs of others, and waits for its own children, sleeps, or waits for a signal.
     is_suspended: bool
 
@@ -53,6 +55,8 @@ class _Scope(Struct, frozen=True):
     waiting: dict[str, LockedTask]
     #: What has begun with their outputs.
     running: dict[str, LockedTask]
+    #: Those of all these whose children are of a list that is replaced.
+    with_old_list: list[str]
 
 
 class Rerun:
@@ -124,12 +128,15 @@ class Rerun:
                 raise _not_completed(task_id, ended[task_id].status if task_id in ended else status)
         ours = {name: task for name, task in live.items() if name in members}
         running = {
-            name: task for name, task in ours.items() if task.status in HELD or members[name].is_suspended
+            name: task
+            for name, task in ours.items()
+            if task.status in HELD or members[name].is_suspended or members[name].has_old_list
         }
         return _Scope(
             {task_id: ended[task_id], **{name: task for name, task in ended.items() if name in members}},
             {name: task for name, task in ours.items() if name not in running},
             running,
+            [name for name, member in members.items() if member.has_old_list],
         )
 
     async def _wait_again(
@@ -137,10 +144,26 @@ class Rerun:
     ) -> None:
         """Make everything that depends on what runs again wait for it."""
         others = scope.waiting | scope.running
+        outdated = await fetch_column(connection, _SQL["forget_lists"], {"ids": scope.with_old_list})
         await connection.execute(_SQL["reopen_edges"], {"ids": list(scope.again), "waiting": list(others)})
         await self._dependencies.refuse_cycle_above(connection, [*scope.again, *others])
-        if not others:
+        if others:
+            await self._hold_back(connection, task_id, scope, downstream=downstream)
+        elif not outdated:
             return
+        # What they have spawned was for an output that is replaced.
+        children = await self._locks.children(connection, list(scope.running))
+        await self._cancel.cancel_in(connection, [*children, *outdated], f"Upstream {task_id} is run again")
+        # Others may be first now among those that wait for a lock, or for the money of a DAG.
+        ready = [task for task in others.values() if task.status == Status.READY]
+        await unpark_lock_waiters(connection, sorted({key for task in ready for key in task.locks}))
+        await unpark_budget_waiters(connection, sorted({task.dag_id for task in ready if task.dag_id}))
+
+    async def _hold_back(
+        self, connection: Connection, task_id: str, scope: _Scope, *, downstream: bool
+    ) -> None:
+        """End the claims of what has begun, and block it and what hasn't."""
+        others = scope.waiting | scope.running
         counted = await fetch_rows(connection, _OpenEdges, _SQL["count_open"], {"ids": list(others)})
         open_edges = {row.id: row.n for row in counted}
         effects = self._transitions.effects()
@@ -152,7 +175,7 @@ class Rerun:
                 effects.requeue(task, Status.PENDING, spent=UNREPORTED, attempts=0, blocked=more)
                 effects.attempt(task, "released", spent=UNREPORTED)
                 effects.event(task, ["task.released", "task.waiting"], why)
-            elif open_edges[name] > task.blocked:
+            elif open_edges[name] != task.blocked:
                 blocked.append(name)
                 if task.status != Status.PENDING:
                     effects.event(task, ["task.waiting"], why)
@@ -164,13 +187,6 @@ class Rerun:
             _SQL["block_waiting"], {**self._transitions.now, "ids": blocked, "open": numbers}
         )
         await self._transitions.write(connection, effects)
-        # What they have spawned was for an output that is replaced.
-        children = await self._locks.children(connection, list(scope.running))
-        await self._cancel.cancel_in(connection, list(children), f"Upstream {task_id} is run again")
-        # Others may be first now among those that wait for a lock, or for the money of a DAG.
-        ready = [task for task in others.values() if task.status == Status.READY]
-        await unpark_lock_waiters(connection, sorted({task.lock_key for task in ready if task.lock_key}))
-        await unpark_budget_waiters(connection, sorted({task.dag_id for task in ready if task.dag_id}))
 
 
 async def _forget(connection: Connection, scope: _Scope, now: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 -- name: members
 -- A task that is to run again, and what waits for it: with `downstream` everything below it, else only what hasn't ended. A batch has no work
--- of its own, so its children run again. Nothing is locked here: the caller locks these and looks again, until there are no others.
+-- of its own, so its children run again; of a task with a list, those of its present list. Nothing is locked here: the caller locks these and
+-- looks again, until there are no others.
 WITH RECURSIVE root AS (
     SELECT %(id)s::text COLLATE "C" AS id
     UNION
@@ -9,6 +10,10 @@ WITH RECURSIVE root AS (
     CROSS JOIN LATERAL (
         SELECT child.id FROM lineshaft.task AS batch JOIN lineshaft.task AS child ON child.parent_id = batch.id
         WHERE batch.id = root.id AND batch.is_batch
+          AND (
+            batch.for_each IS NULL
+            OR EXISTS (SELECT FROM lineshaft.edge WHERE edge.task_id = batch.id AND edge.depends_on = child.id)
+          )
         OFFSET 0
     ) AS child
 ),
@@ -18,7 +23,12 @@ below AS (
     SELECT dependent.id
     FROM below
     CROSS JOIN LATERAL (
-        SELECT edge.task_id AS id FROM lineshaft.edge WHERE edge.depends_on = below.id AND %(downstream)s::boolean OFFSET 0
+        SELECT edge.task_id AS id FROM lineshaft.edge
+        WHERE edge.depends_on = below.id AND %(downstream)s::boolean
+          AND (
+            -- include: is_turn
+          ) IS NOT TRUE
+        OFFSET 0
     ) AS dependent
 ),
 member AS MATERIALIZED (
@@ -26,10 +36,33 @@ member AS MATERIALIZED (
     UNION
     SELECT live.id
     FROM root
-    CROSS JOIN LATERAL (SELECT edge.task_id FROM lineshaft.edge WHERE edge.depends_on = root.id OFFSET 0) AS dependent
+    CROSS JOIN LATERAL (
+        SELECT edge.task_id FROM lineshaft.edge
+        WHERE edge.depends_on = root.id
+          AND (
+            -- include: is_turn
+          ) IS NOT TRUE
+        OFFSET 0
+    ) AS dependent
     JOIN lineshaft.task_live AS live ON live.id = dependent.task_id
+),
+-- Their children are of a list that is replaced.
+outdated AS MATERIALIZED (
+    SELECT member.id
+    FROM member
+    JOIN lineshaft.task AS batch ON batch.id = member.id AND batch.for_each IS NOT NULL
+    CROSS JOIN LATERAL (
+        SELECT bool_or(upstream.parent_id IS NOT DISTINCT FROM batch.id) AS has_children,
+            bool_or(upstream.parent_id IS DISTINCT FROM batch.id AND edge.depends_on = ANY (ARRAY(SELECT other.id FROM member AS other))) AS is_stale
+        FROM lineshaft.edge
+        -- OFFSET 0: one look-up for each, whatever the planner thinks of their number.
+        CROSS JOIN LATERAL (SELECT parent_id FROM lineshaft.task WHERE task.id = edge.depends_on OFFSET 0) AS upstream
+        WHERE edge.task_id = batch.id
+    ) AS list
+    WHERE list.has_children AND list.is_stale
 )
 SELECT member.id,
+    member.id IN (SELECT outdated.id FROM outdated) AS has_old_list,
     -- It has begun with the outputs of others, and waits for its own children, sleeps, or waits for a signal.
     coalesce(live.status = 'PENDING' AND NOT live.is_batch, false)
         AND (
@@ -43,16 +76,24 @@ SELECT member.id,
 FROM member
 LEFT JOIN lineshaft.task_live AS live ON live.id = member.id
 
+-- name: forget_lists
+-- Tasks with a list that is replaced no longer wait for its children, which remain in the history. Returns the children.
+DELETE FROM lineshaft.edge
+WHERE edge.task_id = ANY (%(ids)s::text[])
+  -- (Not a join: see unblock_dependents.)
+  AND (SELECT child.parent_id FROM lineshaft.task AS child WHERE child.id = edge.depends_on) = edge.task_id
+RETURNING edge.depends_on
+
 -- name: keep_attempts
 -- The attempts that completed tasks are in the rows of their ends, which a rerun deletes. (One whose output a gate checked has its own row, but
 -- not the output.) Cost and tokens are the task's, without corrections, minus those of other attempts.
 INSERT INTO lineshaft.attempt (
-    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, claimed_at, started_at, ended_at, outcome, cost_usd,
+    task_id, epoch, number, revival, agent_id, incarnation, instance, model, version, account, claimed_at, started_at, ended_at, outcome, cost_usd,
     tokens_input, tokens_output, output
 )
 SELECT ended.id, ended.epoch, ended.attempts + 1, ended.revivals, ended.agent_id, ended.incarnation,
     (SELECT name FROM lineshaft.instance WHERE agent_id = ended.agent_id AND incarnation = ended.incarnation), ended.model, ended.version,
-    ended.claimed_at, ended.started_at, ended.ended_at, 'completed',
+    ended.account, ended.claimed_at, ended.started_at, ended.ended_at, 'completed',
     greatest(ended.cost_usd - lineshaft.corrected_1(ended.id) - earlier.cost_usd, 0),
     greatest(ended.tokens_input - earlier.tokens_input, 0), greatest(ended.tokens_output - earlier.tokens_output, 0),
     jsonb_strip_nulls(jsonb_build_object('type', ended.output_type))
@@ -69,13 +110,15 @@ ON CONFLICT (task_id, epoch) DO UPDATE SET output = excluded.output
 
 -- name: reopen_edges
 -- What runs again, and what waits, waits for what runs again. `ids` are those that run again, `waiting` the others. A batch of these waits for
--- its children only: if they have begun, it goes on.
+-- its children only: if they have begun, it goes on. (A task with a list waits for the list.)
 UPDATE lineshaft.edge
 SET satisfied = false
 WHERE edge.depends_on = ANY (%(ids)s::text[]) AND edge.satisfied
   AND edge.task_id = ANY (%(ids)s::text[] || %(waiting)s::text[])
   AND (
-    SELECT live.is_batch AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = edge.depends_on AND task.parent_id = live.id)
+    SELECT live.is_batch
+        AND (SELECT upstream.parent_id FROM lineshaft.task AS upstream WHERE upstream.id = edge.depends_on) IS DISTINCT FROM live.id
+        AND NOT EXISTS (SELECT FROM lineshaft.task WHERE task.id = live.id AND task.for_each IS NOT NULL)
     FROM lineshaft.task_live AS live WHERE live.id = edge.task_id
   ) IS NOT TRUE
 

@@ -197,8 +197,10 @@ class Revive:
         await log_events(connection, self._database.now, events)
         if ready:
             await wake_ready(connection, [task.id for task in ready])
-        await self._transitions.finish_batches(connection, [task.id for task in revived if task.batch_done])
-        return {task.id: Status.COMPLETED if task.batch_done else Status(task.status) for task in revived}
+        finished = await self._transitions.finish_batches(
+            connection, [task.id for task in revived if task.batch_done]
+        )
+        return {task.id: finished.get(task.id, Status(task.status)) for task in revived}
 
     async def _with_children(
         self, connection: Connection, ids: Sequence[str]

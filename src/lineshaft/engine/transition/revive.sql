@@ -15,7 +15,7 @@ ended AS (
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
-    awaited, expires, max_cost_usd, max_total_cost_usd, parked
+    awaited, expires, max_cost_usd, max_total_cost_usd, last_account, parked
 )
 SELECT
     task.id, dag.id,
@@ -31,11 +31,11 @@ SELECT
         WHEN task.is_batch AND open.n = 0 THEN clock.now
     END,
     (SELECT last_value FROM lineshaft.generation_no),
-    task.lock_key, task.admission, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
+    lineshaft.first_lock_1(task.lock_key, task.admission), task.admission, ended.lock_owner, task.heartbeat_interval_sec, task.max_duration_sec, task.is_batch,
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
-    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd, CASE WHEN task.admission ? 'fair' THEN 'fair' END
+    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd, ended.account, CASE WHEN task.admission ? 'fair' THEN 'fair' END
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
 JOIN lineshaft.lane ON lane.id = ended.lane_id
@@ -52,16 +52,18 @@ SELECT task.id, ended.status::text AS status, task.type, task.required_capabilit
     task.priority_boost_per_minute, task.max_cost_usd, task.max_total_cost_usd, ended.cost_usd, task.idempotency_key, task.spec, task.is_batch,
     task.deadline,
     task.expire_at_deadline AND task.deadline <= coalesce(%(now)s::timestamptz, now()) AS expired,
-    -- Batches around it with the same lock, the outermost first.
+    -- Batches around it that need a lock of it, the outermost first. The children of a list have their locks themselves: several run at once.
     ARRAY(
         WITH RECURSIVE around AS (
-            SELECT batch.id, batch.parent_id, batch.lock_key, 1 AS distance
-            FROM lineshaft.task AS batch WHERE batch.id = task.parent_id AND batch.is_batch
+            SELECT batch.id, batch.parent_id, batch.lock_key, batch.admission, 1 AS distance
+            FROM lineshaft.task AS batch WHERE batch.id = task.parent_id AND batch.is_batch AND batch.for_each IS NULL
             UNION ALL
-            SELECT batch.id, batch.parent_id, batch.lock_key, around.distance + 1
+            SELECT batch.id, batch.parent_id, batch.lock_key, batch.admission, around.distance + 1
             FROM around JOIN lineshaft.task AS batch ON batch.id = around.parent_id AND batch.is_batch
         )
-        SELECT around.id FROM around WHERE around.lock_key = task.lock_key ORDER BY around.distance DESC
+        SELECT around.id FROM around
+        WHERE lineshaft.lock_keys_1(around.lock_key, around.admission) && lineshaft.lock_keys_1(task.lock_key, task.admission)
+        ORDER BY around.distance DESC
     ) AS lock_owners
 FROM lineshaft.task_end AS ended
 JOIN lineshaft.task ON task.id = ended.id
@@ -99,7 +101,8 @@ RETURNING key
 SELECT DISTINCT edge.depends_on FROM lineshaft.edge WHERE edge.task_id = ANY (%(ids)s::text[])
 
 -- name: reopen_edges
--- A completed task may have been run again since a dependent of it ended: that dependent waits for it again when it is revived.
+-- A completed task may have been run again since a dependent of it ended: that dependent waits for it again when it is revived. Children of a
+-- list that are revived together take turns again.
 UPDATE lineshaft.edge
 SET satisfied = false
 WHERE edge.task_id = ANY (%(ids)s::text[]) AND edge.satisfied
@@ -107,8 +110,15 @@ WHERE edge.task_id = ANY (%(ids)s::text[]) AND edge.satisfied
   AND EXISTS (SELECT FROM lineshaft.task WHERE task.id = edge.depends_on)
   -- (Not a join: see unblock_dependents.)
   AND (
-    SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on
-  ) IS NOT TRUE
+    (
+        SELECT upstream.status = 'COMPLETED' OR edge.kind = 'ended' FROM lineshaft.task_end AS upstream WHERE upstream.id = edge.depends_on
+    ) IS NOT TRUE
+    OR (
+        edge.depends_on = ANY (%(ids)s::text[])
+        AND
+            -- include: is_turn
+    )
+  )
 
 -- name: reopen_work
 -- Work of a source counts against its max_open again.

@@ -19,11 +19,13 @@ class RequeuedRow(NamedTuple):
     lane_ids: int
     attempts: int
     rate_limits: int
+    long_waits: int
     blocked: int
     costs: Decimal
     tokens_in: int
     tokens_out: int
     categories: str | None
+    accounts: str | None
 
 
 class EndedRow(NamedTuple):
@@ -47,6 +49,7 @@ class AttemptRow(NamedTuple):
     incarnations: int | None
     models: str | None
     versions: str | None
+    accounts: str | None
     claimed_at: datetime | None
     started_at: datetime | None
     outcomes: str

@@ -18,6 +18,7 @@ _LEADS_TO: Mapping[str, str] = MappingProxyType(
         "task.rate_limited": "RETRYING",
         "task.released": "QUEUED",
         "task.waiting": "QUEUED",
+        "task.replaced": "QUEUED",
         "task.cancelled": "CANCELLED",
     }
 )

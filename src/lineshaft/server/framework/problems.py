@@ -1,5 +1,6 @@
 """Error responses: application/problem+json (RFC 9457) with a stable code, or the format of a guest API."""
 
+import math
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -59,6 +60,8 @@ def problem(error: LineshaftError, request_id: str | None = None) -> Problem:
 def headers_of(error: LineshaftError) -> Headers:
     if isinstance(error, UnauthorizedError):
         return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, RateLimitedError) and error.retry_after_sec is not None:
+        return [(b"retry-after", str(math.ceil(error.retry_after_sec)).encode())]
     if isinstance(error, UnavailableError | RateLimitedError | QuotaFullError):
         return [(b"retry-after", _RETRY_AFTER[error.code])]
     return []

@@ -6,14 +6,17 @@ from typing import Any
 from starlette.responses import Response
 
 from lineshaft.engine.feed.events import NOW
-from lineshaft.operations import agents, events, health, sources, tokens, work
+from lineshaft.operations import agents, events, health, reservations, sources, tokens, work
 from lineshaft.server.framework.routing import Answer, serves
 from lineshaft.server.framework.streams import stream
+from lineshaft.server.long_poll import while_connected
 from lineshaft.server.routes import work_calls
+from lineshaft.server.routes.held_claims import verifier
 from lineshaft.server.service import Call
 from lineshaft.types import AgentInfo, EventPage, NewToken, Readiness, Scope
-from lineshaft.types.protocol import BatchView, CancelItem
+from lineshaft.types.protocol import BatchView, CancelItem, StartItem
 from lineshaft.types.request import Nothing
+from lineshaft.types.reservations import Reservation
 
 STREAM = "text/event-stream"
 
@@ -36,6 +39,25 @@ async def leave_agent(call: Call, request: agents.InstanceOfAgent) -> AgentInfo:
 async def cancel_task(call: Call, request: CancelItem) -> Any:
     """An agent cancels what it holds, with its claim token."""
     return work_calls.only(await work_calls.cancel(call, [request], BatchView.FULL))
+
+
+@serves(reservations.acquire)
+async def acquire(call: Call, request: reservations.Acquire) -> Reservation:
+    await _verify_claim(call, request)
+    acquiring = reservations.acquire.run(call.service.engine, request)
+    return await while_connected(acquiring, call.receive, call.service.stopping)
+
+
+@serves(reservations.settle)
+async def settle(call: Call, request: reservations.Settle) -> None:
+    await _verify_claim(call, request)
+    await reservations.settle.run(call.service.engine, request)
+
+
+async def _verify_claim(call: Call, request: reservations.OfClaim) -> None:
+    """As for all calls about a claim: a caller that is bound to an agent needs a claim of that agent."""
+    item = StartItem(id=request.task_id, claim_token=request.claim_token)
+    (await verifier(call, [item]))(item)
 
 
 @serves(events.list_events)

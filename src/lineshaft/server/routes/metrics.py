@@ -1,6 +1,6 @@
 """`/metrics` in Prometheus' text format."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from lineshaft.engine.metrics import Metrics
 from lineshaft.model.states import ENDED
 from lineshaft.operations.operation import operation
 from lineshaft.server.service import Call
-from lineshaft.types import Scope
+from lineshaft.types import Quota, Scope
 from lineshaft.types.request import Nothing
 
 #: A counter's name has to end with _total, and only a summary may have the label quantile. Names of the
@@ -153,6 +153,7 @@ def _lines(found: Metrics) -> Iterable[str]:
         "How late the oldest due tick of a schedule is.",
         [({}, found.source_lag_sec)],
     )
+    yield from _quota_lines(found.quotas)
     yield from _metric(
         "totals_age_seconds",
         "gauge",
@@ -160,6 +161,34 @@ def _lines(found: Metrics) -> Iterable[str]:
         "accepts no writes.",
         [({}, found.totals_age_sec)],
     )
+
+
+def _quota_lines(quotas: Sequence[Quota]) -> Iterable[str]:
+    rates = [(quota, quota.rate) for quota in quotas if quota.rate is not None]
+    figures: dict[str, tuple[str, Samples]] = {
+        "quota_running_tasks": (
+            "Held tasks that count for a quota, of all its keys.",
+            (({"quota": quota.name}, quota.running) for quota in quotas),
+        ),
+        "quota_max_running_tasks": (
+            "How many may run at once; of each key, unless they share the limit.",
+            (({"quota": quota.name}, quota.max_running) for quota in quotas if quota.max_running is not None),
+        ),
+        "quota_waiting_tasks": (
+            "READY tasks that wait for a quota, counted up to 10,000.",
+            (({"quota": quota.name}, quota.waiting) for quota in quotas),
+        ),
+        "quota_used": (
+            "What was used of a quota's rate within its window, by the key that used most.",
+            (({"quota": quota.name, "unit": str(rate.unit)}, quota.used) for quota, rate in rates),
+        ),
+        "quota_rate_amount": (
+            "How much may be used within the window.",
+            (({"quota": quota.name, "unit": str(rate.unit)}, rate.amount) for quota, rate in rates),
+        ),
+    }
+    for name, (about, samples) in figures.items():
+        yield from _metric(name, "gauge", about, samples)
 
 
 def _metric(name: str, kind: str, about: str, samples: Samples) -> Iterable[str]:

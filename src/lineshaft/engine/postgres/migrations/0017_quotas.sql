@@ -271,7 +271,7 @@ BEGIN
     END IF;
     IF me.is_slow THEN
         PERFORM FROM lineshaft.slowdown
-        WHERE slowdown.until > p_now AND (slowdown.key = '*' OR me.models_available = '{}' OR EXISTS (
+        WHERE slowdown.until > p_now AND (slowdown.key IN ('*', 'agent:' || p_agent) OR me.models_available = '{}' OR EXISTS (
             SELECT FROM unnest(me.models_available) AS own (model)
             WHERE slowdown.key IN ('model:' || own.model, 'provider:' || split_part(own.model, '/', 1))
         ));
@@ -442,7 +442,7 @@ BEGIN
         END IF;
         DELETE FROM lineshaft.task_live AS live
         WHERE live.id = p_id AND live.epoch = p_epoch AND live.status = 'RUNNING' AND NOT live.is_gated AND live.lock_key IS NULL
-          AND NOT live.has_slots
+          AND NOT live.has_slots AND live.account IS NULL
           AND lineshaft.within_limit_1(
             greatest(p_cost, live.attempt_cost_usd),
             lineshaft.attempt_limit_1(live.max_cost_usd, live.max_total_cost_usd, live.cost_usd)

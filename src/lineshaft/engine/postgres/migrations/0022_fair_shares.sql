@@ -79,6 +79,8 @@ DECLARE
     most integer;
     barred text[];
     types text[];
+    accounts text[];
+    lane_probing text[];
     lane_ids integer[];
     lane_aged double precision[];
     at double precision := lineshaft.minutes(p_now);
@@ -111,7 +113,7 @@ DECLARE
     worst double precision := '-infinity';
 BEGIN
     ids := '{}'; lanes := '{}'; keys := '{}'; names := '{}'; is_cut := false;
-    SELECT instance.capabilities, instance.types, instance.models_available,
+    SELECT instance.capabilities, instance.types, instance.models_available, instance.accounts,
         least(p_limit, coalesce(instance.set_max_tasks, instance.max_concurrent_tasks) - instance.held) AS room, limits.quota_kinds
     INTO me
     FROM lineshaft.instance CROSS JOIN lineshaft.limits
@@ -127,6 +129,20 @@ BEGIN
         SELECT breaker.key FROM lineshaft.breaker WHERE breaker.state <> 'closed' AND (breaker.key = ANY (p_probing)) IS NOT TRUE
     );
     types := barred || ARRAY(SELECT pause.type FROM lineshaft.pause);
+    IF 'agent:' || p_agent = ANY (barred) THEN
+        RETURN;
+    END IF;
+    lane_probing := p_probing;
+    IF me.accounts <> '{}' THEN
+        accounts := lineshaft.open_accounts_1(me.accounts, p_probing, p_now);
+        IF accounts = '{}' THEN
+            RETURN;
+        END IF;
+        -- Any of its tasks probes its account.
+        IF EXISTS (SELECT FROM unnest(accounts) AS account (name) WHERE 'account:' || account.name = ANY (p_probing)) THEN
+            lane_probing := NULL;
+        END IF;
+    END IF;
 
     -- What has become free waits for its turn like all others.
     UPDATE lineshaft.task_live AS live SET parked = 'fair'
@@ -149,7 +165,7 @@ BEGIN
     INTO lane_ids, lane_aged
     FROM waiting
     CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.id OFFSET 0) AS lane
-    WHERE lineshaft.has_turns_1(lane, me.types, me.capabilities, me.models_available, p_types, p_probing, barred, types)
+    WHERE lineshaft.has_turns_1(lane, me.types, me.capabilities, me.models_available, p_types, lane_probing, barred, types)
       AND lane.id <> ALL (p_passed_over);
 
     most := 32 + 2 * wanted;
@@ -250,7 +266,7 @@ BEGIN
             INTO pair_keys, pair_lanes, pair_aged, pair_effective, pair_nos
             FROM waiting
             CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = waiting.lane_id OFFSET 0) AS lane
-            WHERE lineshaft.has_turns_1(lane, me.types, me.capabilities, me.models_available, p_types, p_probing, barred, types)
+            WHERE lineshaft.has_turns_1(lane, me.types, me.capabilities, me.models_available, p_types, lane_probing, barred, types)
               AND lane.id <> ALL (p_passed_over);
         END IF;
         -- Of so many turns none is beyond so many keys, in the order of their first tasks.
