@@ -309,8 +309,7 @@ class Submission:
             await self._check_waiting(
                 connection, Counter(key for draft in new for key in quota_keys(draft.row))
             )
-        if _has_fair([*new, *(each.draft for each in replacements)]):
-            await connection.execute(_SQL["fair_tasks_exist"])
+        await self._announce_fair(connection, [*new, *(each.draft for each in replacements)])
         rows = {id(draft.row): draft.row for draft in new}
         wanted = [*(row.lane for row in rows.values()), *(each.lane for each in replacements)]
         lanes = await self._lanes.find(connection, wanted, for_new_tasks=True)
@@ -336,6 +335,11 @@ class Submission:
         for dag in dags:
             await log_dag_created(connection, self._database.now, dag.id)
         return results | {draft.id: Submitted(draft.id) for draft in new}, lanes
+
+    async def _announce_fair(self, connection: Connection, drafts: Sequence[Draft]) -> None:
+        """Make claims look at fair shares before there are tasks with a fair_key."""
+        if _has_fair(drafts):
+            await connection.execute(_SQL["fair_tasks_exist"])
 
     async def _check_waiting(self, connection: Connection, keys: Counter[str]) -> None:
         """Refuse tasks of a key of which so many wait already that a quota admits no more."""
