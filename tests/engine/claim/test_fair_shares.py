@@ -2,11 +2,14 @@
 
 import asyncio
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from lineshaft.duties.quota_keeper import QuotaKeeper
+from lineshaft.model.admission import LockKey
+from lineshaft.model.parts import ForEach
 from lineshaft.model.priority import TIER_ENDS
 from lineshaft.operations.quotas import SetQuota
 from lineshaft.types import NewTask
@@ -240,3 +243,100 @@ async def test_order_against_the_rule(world: World, seed: int) -> None:
             del model.waiting[id_]
             if chance.random() < 0.5:
                 await QuotaKeeper(world.engine.quotas).run_once()
+
+
+async def test_children_of_a_list_take_turns_with_others(world: World) -> None:
+    await world.dag(
+        NewTask("scan", key="scan"),
+        task("customer:a", "review", key="review", for_each=ForEach("scan.files")),
+    )
+    agent = await world.agent()
+    await world.complete(await world.take(agent, types=["scan"]), {"files": [1, 2, 3]})
+    await world.submit(task("customer:b"))
+
+    assert {state for state, _ in parked(world).values()} == {"fair"}
+    types = [(await world.take(agent)).type for _ in range(4)]
+    assert types == ["review", "code", "review", "review"]
+
+
+async def send(world: World, fair_key: str | None, **fields: Any) -> str:
+    if fair_key is not None:
+        fields |= {"quota_keys": [fair_key], "fair_key": fair_key}
+    new = NewTask("code", idempotency_key="k", on_conflict="replace_waiting", **fields)
+    (submitted,) = await world.engine.submission.submit([new])
+    return submitted.id
+
+
+async def test_a_replacement_may_have_another_key_or_none(world: World) -> None:
+    id_ = await send(world, None)
+    assert parked(world) == {id_: (None, None)}
+
+    await send(world, "customer:a", spec={"n": 1})
+    assert parked(world) == {id_: ("fair", None)}
+
+    # What was behind it isn't hidden any more once it has left its key.
+    others = await world.submit(*(task("customer:a", priority=60) for _ in range(2)))
+    await world.submit(task("customer:c", priority=5))
+    agent = await world.agent()
+    await world.take(agent)
+    assert parked(world)[others[0]] == ("fair", "customer:a")
+    await send(world, "customer:b", spec={"n": 2})
+    assert parked(world)[others[0]] == ("fair", None)
+    await send(world, None, spec={"n": 3})
+    assert parked(world)[id_] == (None, None)
+    assert {each.id for each in await world.claim(agent, 2)} == {id_, others[0]}
+
+
+@pytest.mark.parametrize("locks", [{"lock_key": "b"}, {"lock_keys": ["a", "b"]}])
+async def test_tasks_that_wait_for_a_lock_stop_no_other_of_their_key(
+    world: World, locks: dict[str, Any]
+) -> None:
+    """The next one comes as soon as the lock is free, in its turn."""
+    waiting = await world.submit(*(task("customer:a", **locks) for _ in range(60)))
+    free = await world.submit(task("customer:a"))
+    agent = await world.agent()
+
+    first = await world.take(agent)
+    assert first.id == waiting[0]
+    assert [each.id for each in await world.claim(agent, 3)] == free
+    assert await world.claim(agent) == []
+    assert {state for state, _ in parked(world).values()} == {"lock"}
+
+    await world.complete(first)
+    assert (await world.take(agent)).id in waiting
+
+
+async def test_readers_of_a_lock_take_turns(world: World) -> None:
+    shared = [LockKey("a", shared=True)]
+    await world.submit(*(task("customer:a", lock_keys=shared) for _ in range(3)))
+    writer = await world.submit(task("customer:a", lock_keys=["a"]))
+    b = await world.submit(*(task("customer:b", lock_keys=shared) for _ in range(2)))
+    agent = await world.agent()
+
+    claimed = await world.claim(agent, 4)
+
+    assert {each.id for each in claimed} >= set(b)
+    rest = [claimed]
+    while tasks := await world.claim(agent, 4):
+        rest.append(tasks)
+    for each in [each for tasks in rest for each in tasks]:
+        await world.complete(each)
+    await world.finish_all()
+    assert world.statuses(writer) == ["COMPLETED"]
+
+
+async def test_an_agent_whose_accounts_are_closed_makes_no_turns(world: World) -> None:
+    ids = await world.submit(task("customer:a"))
+    closed = await world.agent(accounts=("team-1",))
+    opened = await world.agent(accounts=("team-2",))
+    world.rows(
+        "INSERT INTO lineshaft.slowdown (key, until, signalled_at)"
+        " VALUES ('account:team-1', %s, %s) RETURNING key",
+        world.clock.now() + timedelta(hours=1),
+        world.clock.now(),
+    )
+
+    claim = await world.claims(closed)
+    assert (claim.tasks, claim.leaves_some) == ([], True)
+    (claimed,) = await world.claim(opened)
+    assert (claimed.id, claimed.account) == (ids[0], "team-2")

@@ -539,7 +539,10 @@ SELECT
     -- Whether there may be a task that another agent can claim, but not this one: it has no slot, no money, or no model that can be used now.
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
-        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR (SELECT keys <> '{}' FROM barred)) THEN EXISTS (
+        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR (SELECT keys <> '{}' FROM barred)) THEN (
+            -- It sees only tasks with a fair_key whose turn it is.
+            SELECT quota_kinds & 64 <> 0 FROM funds
+        ) OR EXISTS (
             SELECT FROM suitable WHERE NOT suitable.is_eligible
         ) OR EXISTS (
             SELECT
