@@ -386,8 +386,8 @@ class Settings:
     llm_model: str | None = _setting(
         _ANY_TEXT,
         None,
-        "The language model: PROVIDER:MODEL (`openai:gpt-5-mini`, `anthropic:claude-haiku-4-5`) with the key in "
-        "the provider's usual variable, or a name that the API at llm_url knows.",
+        "The language model: PROVIDER:MODEL (`openai:gpt-5-mini`, `anthropic:claude-haiku-4-5`) with the key "
+        "in the provider's usual variable, or a name that the API at llm_url knows.",
     )
     llm_fallback_models: tuple[str, ...] = _setting(
         _NAMES, (), "Models that are tried in this order when llm_model can't answer."

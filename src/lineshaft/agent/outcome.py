@@ -270,7 +270,8 @@ def _wish(error: BaseException) -> Outcome | None:
     """What one of our own exceptions means."""
     outcome = None
     match error:
-        case LateClaim():
+        case LateClaim() | SharedBudgetExceeded():
+            # A heartbeat that reports the same of a budget releases the task too.
             outcome = Outcome(OutcomeKind.RELEASE, reason=str(error))
         case ClaimOver() | StaleClaimError() | SupersededError():
             outcome = NOTHING
@@ -283,12 +284,9 @@ def _wish(error: BaseException) -> Outcome | None:
             outcome = replace(limited, retry_at=error.retry_at, account=error.account)
         case Fail():
             outcome = failed(error.reason, error.category, retry_after_sec=error.retry_after_sec)
-        case SharedBudgetExceeded():
-            # A heartbeat that reports the same releases the task too.
-            outcome = Outcome(OutcomeKind.RELEASE, reason=str(error))
         case LLMError():
             # The one place where the instant of a provider's limit is passed on.
-            outcome = failed(str(error), error.category, retry_after_sec=error.retry_after_sec)
+            outcome = replace(failed(str(error), error.category), retry_at=error.retry_at)
         case BudgetExceededError():
             outcome = failed(str(error), FailureCategory.BUDGET_EXCEEDED)
         case RateLimitedError():
