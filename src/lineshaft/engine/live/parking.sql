@@ -24,7 +24,9 @@ WITH RECURSIVE waiting AS MATERIALIZED (
 readers AS (
     SELECT reader.id
     FROM waiting
-    JOIN lineshaft.task_live AS head ON head.id = waiting.id AND head.admission -> 'locks' ->> head.lock_key = 'true'
+    CROSS JOIN LATERAL (
+        SELECT FROM lineshaft.task_live WHERE id = waiting.id AND admission -> 'locks' ->> lock_key = 'true' OFFSET 0
+    ) AS head
     CROSS JOIN LATERAL (
         SELECT id, bool_or(is_writer) OVER (ORDER BY rank, submission_no) AS is_behind
         FROM (

@@ -98,10 +98,12 @@ END
 -- Whether those that wait for the lock of `wanted` must go on waiting: it is held, and by readers only if a writer is among those that wait.
 EXISTS (
     SELECT FROM lineshaft.lock
-    WHERE lock.key = wanted.lock_key AND (NOT lock.holder_task_id LIKE 'shared:%%' OR EXISTS (
-        SELECT FROM lineshaft.task_live AS writer
+    -- (The second one not EXISTS: the planner might read all writers for that.)
+    WHERE lock.key = wanted.lock_key AND (NOT lock.holder_task_id LIKE 'shared:%%' OR (
+        SELECT true FROM lineshaft.task_live AS writer
         WHERE writer.lock_key = lock.key
           AND writer.parked = 'lock' AND (writer.admission -> 'locks' ->> writer.lock_key) IS DISTINCT FROM 'true'
+        LIMIT 1
     ))
 )
 
