@@ -46,6 +46,10 @@ RULES: dict[str, LiteralString] = {
             AND (attempt.limit_usd < 2 * lane.cost_from_usd OR attempt.limit_usd = 0)
            ))
     """,
+    "claims look at fair shares while there are tasks with a fair_key": """
+        SELECT live.id FROM lineshaft.task_live AS live CROSS JOIN lineshaft.limits
+        WHERE live.admission ? 'fair' AND limits.quota_kinds & 64 = 0
+    """,
     "a held task has a slot of each quota of its keys": """
         SELECT held.id, limiting.quota, limiting.key FROM lineshaft.task_live AS held
         JOIN lineshaft.lane ON lane.id = held.lane_id

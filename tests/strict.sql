@@ -16,14 +16,22 @@ ALTER TABLE lineshaft.task_live ADD CONSTRAINT strict_status CHECK (
             AND epoch > 0 AND reserved_usd >= 0 AND parked IS NULL AND (agent_id IS NOT NULL OR NOT has_slots)
         WHEN has_slots OR agent_id IS NOT NULL OR incarnation IS NOT NULL OR lock_token IS NOT NULL OR lease_until IS NOT NULL OR reserved_usd <> 0 THEN false
         WHEN status = 'READY' THEN
-            blocked = 0 AND ready_at IS NOT NULL AND (parked IS NULL OR parked = 'lock' OR parked = 'dag_budget' OR parked = 'quota')
-        WHEN status = 'PENDING' THEN (blocked > 0 OR (blocked = 0 AND due_at IS NOT NULL)) AND parked IS NULL
-        WHEN status = 'RETRYING' THEN due_at IS NOT NULL AND parked IS NULL
+            blocked = 0 AND ready_at IS NOT NULL AND (parked IS NULL OR parked = 'lock' OR parked = 'dag_budget' OR parked = 'quota' OR parked = 'fair')
+        -- With a fair_key it becomes READY parked.
+        WHEN status = 'PENDING' THEN
+            (blocked > 0 OR (blocked = 0 AND due_at IS NOT NULL)) AND parked IS NOT DISTINCT FROM CASE WHEN admission ? 'fair' THEN 'fair' END
+        WHEN status = 'RETRYING' THEN due_at IS NOT NULL AND parked IS NOT DISTINCT FROM CASE WHEN admission ? 'fair' THEN 'fair' END
         ELSE false
     END
 );
 
-ALTER TABLE lineshaft.task_live ADD CONSTRAINT strict_parked CHECK ((parked_key IS NOT NULL) = (parked IS NOT DISTINCT FROM 'quota'));
+ALTER TABLE lineshaft.task_live ADD CONSTRAINT strict_parked CHECK (
+    CASE parked
+        WHEN 'quota' THEN parked_key IS NOT NULL
+        WHEN 'fair' THEN admission ? 'fair' AND (parked_key IS NULL OR (status = 'READY' AND parked_key = admission ->> 'fair'))
+        ELSE parked_key IS NULL
+    END
+);
 
 ALTER TABLE lineshaft.task_end ADD CONSTRAINT strict_end CHECK (
     CASE status

@@ -82,7 +82,8 @@ moved AS (
     SET rank = lineshaft.rank(
             live.priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
         ),
-        rekey_at = lineshaft.rekey_at(live.deadline, clock.now)
+        rekey_at = lineshaft.rekey_at(live.deadline, clock.now),
+        parked_key = CASE WHEN live.parked = 'fair' THEN NULL ELSE live.parked_key END
     FROM due, lineshaft.lane, clock
     WHERE live.id = due.id AND lane.id = live.lane_id
     RETURNING live.id, live.dag_id, live.agent_id, live.deadline

@@ -49,6 +49,13 @@ def admission(
     return lock_key, None if needs == Admission() else encoded_json("admission", needs)
 
 
+def fair_key_of(needs: bytes | None) -> str | None:
+    """The `fair_key` in a column `admission`."""
+    if needs is None or b'"fair"' not in needs:
+        return None
+    return msgspec.json.decode(needs, type=Admission).fair
+
+
 def locks_of(lock_key: str | None, stored: bytes | None) -> dict[str, bool]:
     """The document locks in these columns, in order of key: whether each is shared."""
     if lock_key is not None:

@@ -488,6 +488,8 @@ def resolve(task: NewTask, *, place: str = "", rules: TaskRules = DEFAULT_RULES)
     lock_key, needs = task.lock_key, None
     if task.quota_keys or task.lock_keys or task.fair_key is not None:
         lock_key, needs = admission(task.quota_keys, task.fair_key, task.lock_keys, task.lock_key, faults)
+        if task.fair_key is not None and "human" in (task.required_capabilities or ()):
+            faults.append(("fair_key", "must be left out of tasks for people, who choose among all of them"))
     spec = stored_json("spec", fields, faults) if fields else b"{}"
     refs, artifacts = _context_refs(fields, faults) if "context_refs" in fields else ((), ())
     if faults:

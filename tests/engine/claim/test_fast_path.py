@@ -179,6 +179,8 @@ async def test_a_claim_is_never_older_than_what_made_it_possible(dsn: str, way: 
             "follows_epoch": None,
             "ahead": 0,
             "passed_over": [],
+            "turns": False,
+            "idle_lanes": [],
             "daily_budget": None,
             "now": None,
         }

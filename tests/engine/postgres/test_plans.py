@@ -41,7 +41,8 @@ IDS: dict[str, Any] = {"ids": [f"task_{10 * i}" for i in range(1, 101)], "epochs
 SPENT = {"costs": [None] * 100, "tokens_in": [None] * 100, "tokens_out": [None] * 100}
 CLAIM: dict[str, Any] = NOW | {
     "limit": 100, "agent_id": "a", "incarnation": 1, "types": None, "task_id": None, "start": True,
-    "lock_ttl": 600.0, "ahead": 0, "passed_over": [], "probing": None, "follows": None, "follows_epoch": None,
+    "lock_ttl": 600.0, "ahead": 0, "passed_over": [], "turns": False, "idle_lanes": [],
+    "probing": None, "follows": None, "follows_epoch": None,
 }  # fmt: skip
 COMPLETE = (
     NOW

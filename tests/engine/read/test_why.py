@@ -454,6 +454,8 @@ def would_be_claimed(
                 "follows_epoch": None,
                 "ahead": 0,
                 "passed_over": [],
+                "turns": False,
+                "idle_lanes": [],
                 "daily_budget": None,
             },
         ).fetchall()

@@ -153,7 +153,7 @@ async def _stuck(visit: Visit, tasks: Sequence[Task]) -> dict[str, str]:
     """Why READY tasks stay so, by their ids. Tasks of one lane have the same agents: one of each is asked."""
     lanes: dict[object, list[str]] = {}
     for task in tasks:
-        if task.status is Status.READY and not task.parked:
+        if task.status is Status.READY and task.parked in {None, "fair"}:
             wishes = (task.required_capabilities, task.model_preferences, task.fallback_models)
             lanes.setdefault((task.type, str(wishes), task.max_cost_usd), []).append(task.id)
     asked = list(lanes.values())[:_MOST_LANES]

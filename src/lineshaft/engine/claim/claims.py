@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from lineshaft.engine.artifacts.artifacts import read_artifacts
@@ -30,7 +31,7 @@ from lineshaft.engine.guards.task_types import TaskTypes
 from lineshaft.engine.live.parking import look_at_quotas, unpark_lock_waiters
 from lineshaft.engine.postgres import catalog
 from lineshaft.engine.postgres.database import Connection, Database
-from lineshaft.engine.postgres.pipeline import pipelined, row_type, transaction
+from lineshaft.engine.postgres.pipeline import Call, pipelined, row_type, transaction
 from lineshaft.engine.postgres.rows import fetch_column, fetch_rows
 from lineshaft.engine.read.unknown_instance import unknown_instance
 from lineshaft.errors import LineshaftError, UnavailableError
@@ -101,6 +102,8 @@ class _Outcome(Protocol):
     looks: list[str] | None
     #: Document locks whose waiters may be able to go on now.
     passed_on: list[str]
+    #: There are tasks with a fair_key.
+    has_fair: bool
     #: A breaker may be probed.
     probe_due: bool
     #: There were fewer tasks than asked for, but the delay of another one has passed.
@@ -113,6 +116,18 @@ class _Round(Struct, frozen=True):
 
     tasks: list[ClaimedTask]
     outcome: _Outcome
+    #: There may be turns that this statement didn't see.
+    more_turns: bool = False
+
+
+class _Turns(Protocol):
+    """The result of `make_turns`."""
+
+    ids: list[str]
+    lanes: list[int]
+    keys: list[str]
+    names: list[str]
+    is_cut: bool
 
 
 class _Holder(Struct, frozen=True):
@@ -166,6 +181,8 @@ class Claims:
         self._types = types
         self._outside = outside
         self._fast_path = FastPath()
+        #: The last claim saw that there are tasks with a fair_key.
+        self._has_fair = False
         #: Tasks that this process has claimed since it last turned the generation.
         self._left = 0
         self._turn_at = _TURN_AFTER
@@ -305,7 +322,13 @@ class Claims:
             missed = missed or outcome.missed
             if len(tasks) == limit or rounds == _ROUNDS:
                 return outcome
-            if outcome.again or outcome.contested or outcome.stranded or outcome.passed_on:
+            if (
+                outcome.again
+                or outcome.contested
+                or outcome.stranded
+                or outcome.passed_on
+                or round_.more_turns
+            ):
                 if outcome.looks:
                     parameters["ahead"] = min(4 * parameters["ahead"] + _FIRST_AHEAD, _MOST_AHEAD)
                 parameters["passed_over"] = [*parameters["passed_over"], *outcome.contested]
@@ -475,6 +498,8 @@ class Claims:
             "follows": None if follows is None else follows.id,
             "follows_epoch": None if follows is None else follows.epoch,
             "passed_over": [],
+            "turns": False,
+            "idle_lanes": [],
             "ahead": 0,
             "lock_ttl": LOCK_TTL_SEC,
             "probing": None,
@@ -503,7 +528,11 @@ class Claims:
         self, connection: Connection, parameters: dict[str, Any], stranded: set[str]
     ) -> _Round | None:
         """None: there is nothing to probe, or another claim is probing."""
-        async with transaction(connection, (_SQL["lock_due_breakers"], self._database.now)) as (rows,):
+        calls: list[Call] = [(_SQL["lock_due_breakers"], self._database.now)]
+        if self._has_fair and parameters["task_id"] is None:
+            # In the order of all claims.
+            calls.append((_SQL["lock_turns"], {}))
+        async with transaction(connection, *calls) as (rows, *_):
             probing = {key for (key,) in rows}
             if not probing:
                 return None
@@ -533,8 +562,52 @@ class Claims:
         self._turn_at = self._left + (_CLOSE_AFTER if open_ones else _TURN_AFTER)
 
     async def _claim_once(self, connection: Connection, parameters: dict[str, Any]) -> _Round:
-        call = _SQL["claim_tasks"], {**self._database.now, **parameters}
-        _, rows = await pipelined(connection, (_SQL["lock_day"], {}), call, named=False)
+        """One statement, and where there are tasks with a fair_key what comes before and after it."""
+        if not self._has_fair or parameters["task_id"] is not None:
+            call = _SQL["claim_tasks"], {**self._database.now, **parameters}
+            _, rows = await pipelined(connection, (_SQL["lock_day"], {}), call, named=False)
+            round_ = await self._read_round(connection, parameters, rows)
+            self._has_fair = round_.outcome.has_fair
+            if not self._has_fair or parameters["task_id"] is not None:
+                return round_
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            return await self._claim_turns(connection, parameters)
+        async with transaction(connection):
+            return await self._claim_turns(connection, parameters)
+
+    async def _claim_turns(self, connection: Connection, parameters: dict[str, Any]) -> _Round:
+        """A claim that sees the tasks whose turn it is, in a transaction: see make_turns_1."""
+        now = self._database.now
+        _, made = await pipelined(
+            connection, (_SQL["lock_turns"], {}), (_SQL["make_turns"], {**now, **parameters})
+        )
+        turns: _Turns = made[0]
+        claim = {**now, **parameters, "turns": True}
+        if turns.is_cut:
+            # More would be claimed in another order.
+            claim["limit"] = len(turns.ids)
+        _, rows, finished = await pipelined(
+            connection,
+            (_SQL["lock_day"], {}),
+            (_SQL["claim_tasks"], claim),
+            (_SQL["finish_turns"], {"ids": turns.ids, "lanes": turns.lanes, "keys": turns.keys}),
+            named=False,
+        )
+        if turns.names:
+            look_at_quotas(connection, now, names=turns.names)
+        round_ = await self._read_round(connection, parameters, rows)
+        self._has_fair = round_.outcome.has_fair
+        ((idle,),) = finished
+        more = turns.is_cut or bool(turns.names)
+        if idle and len(round_.tasks) < claim["limit"]:
+            # The claim could take nothing there; turns elsewhere are next.
+            parameters["idle_lanes"] = [*parameters["idle_lanes"], *idle]
+            more = True
+        return msgspec.structs.replace(round_, more_turns=more)
+
+    async def _read_round(
+        self, connection: Connection, parameters: dict[str, Any], rows: list[Any]
+    ) -> _Round:
         row = row_type(_SQL["claim_tasks"])
         outcome: _Outcome = row._make(rows[0])
         if outcome.looks:

@@ -25,7 +25,12 @@ me AS MATERIALIZED (
         agent_id, capabilities, types, models_available, accounts, version, claim_ttl_sec, heartbeat_interval_sec,
         (SELECT now FROM clock) AS now,
         EXISTS (SELECT FROM lineshaft.slowdown WHERE key = 'agent:' || agent_id AND until > (SELECT now FROM clock)) AS is_slow,
-        greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0) AS room
+        -- Nothing until the caller knows that there are tasks with a fair_key, and makes turns first (make_turns_1).
+        CASE
+            WHEN %(turns)s::boolean IS TRUE OR %(task_id)s::text IS NOT NULL OR (SELECT quota_kinds & 64 = 0 FROM lineshaft.limits)
+            THEN greatest(least(%(limit)s::integer, coalesce(set_max_tasks, max_concurrent_tasks) - held), 0)
+            ELSE 0
+        END AS room
     FROM lineshaft.instance
     WHERE agent_id = %(agent_id)s::text AND incarnation = %(incarnation)s::integer AND status = 'active' AND set_status IS NULL
     FOR NO KEY UPDATE
@@ -433,7 +438,7 @@ slots_taken AS MATERIALIZED (
 parked AS (
     UPDATE lineshaft.task_live AS live
     -- Of several locks it waits for one at a time.
-    SET parked = decided.obstacle, lock_key = coalesce(decided.refused_key, live.lock_key)
+    SET parked = decided.obstacle, parked_key = NULL, lock_key = coalesce(decided.refused_key, live.lock_key)
     FROM decided
     WHERE live.id = decided.id AND decided.obstacle IN ('lock', 'dag_budget')
 ),
@@ -447,7 +452,8 @@ rivals AS MATERIALIZED (
     ) AS contended
     CROSS JOIN LATERAL (
         SELECT id FROM lineshaft.task_live
-        WHERE status = 'READY' AND lock_key = contended.lock_key AND parked IS NULL
+        -- Of those with a fair_key only tasks behind another of their key: the others get their turns, and nothing stays behind them.
+        WHERE status = 'READY' AND lock_key = contended.lock_key AND (parked IS NULL OR (parked = 'fair' AND parked_key IS NOT NULL))
           AND id <> ALL (ARRAY(SELECT decided.id FROM decided))
           -- The next child of the batch that has the lock doesn't wait.
           AND NOT EXISTS (
@@ -458,7 +464,7 @@ rivals AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ) AS rival
 ),
-rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock' FROM rivals WHERE live.id = rivals.id),
+rivals_parked AS (UPDATE lineshaft.task_live AS live SET parked = 'lock', parked_key = NULL FROM rivals WHERE live.id = rivals.id),
 claimed AS MATERIALIZED (SELECT count(*) AS n, coalesce(sum(reserved_usd), 0) AS cost FROM moved),
 counted AS (
     UPDATE lineshaft.instance
@@ -528,10 +534,15 @@ SELECT
     coalesce((SELECT room > 0 FROM me), false) AS has_room,
     -- The agent has a budget, of which a task without max_cost_usd reserves nothing.
     (SELECT of_agent AND default_max_cost_usd IS NULL FROM funds) AS is_uncapped,
+    -- There are tasks with a fair_key.
+    (SELECT quota_kinds & 64 <> 0 FROM funds) AS has_fair,
     -- Whether there may be a task that another agent can claim, but not this one: it has no slot, no money, or no model that can be used now.
     CASE
         WHEN (SELECT room > 0 FROM me) IS NOT TRUE THEN true
-        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR (SELECT keys <> '{}' FROM barred)) THEN EXISTS (
+        WHEN (moved.n IS NULL OR moved.n = 1) AND ((SELECT money FROM funds) IS NOT NULL OR (SELECT keys <> '{}' FROM barred)) THEN (
+            -- It sees only tasks with a fair_key whose turn it is.
+            SELECT quota_kinds & 64 <> 0 FROM funds
+        ) OR EXISTS (
             SELECT FROM suitable WHERE NOT suitable.is_eligible
         ) OR EXISTS (
             SELECT
@@ -747,3 +758,16 @@ WHERE coalesce(live.agent_id, ended.agent_id, attempt.agent_id) IS NOT NULL
 -- Those of these tasks that have cost as much as all their attempts together may.
 SELECT task.id FROM lineshaft.task JOIN unnest(%(ids)s::text[], %(costs)s::numeric[]) AS paid (id, cost) ON paid.id = task.id
 WHERE task.max_total_cost_usd <= paid.cost
+
+-- name: lock_turns
+-- One claim at a time makes turns, until it commits.
+SELECT pg_advisory_xact_lock(hashtextextended('lineshaft.turns', 0))
+
+-- name: make_turns
+SELECT ids, lanes, keys, names, is_cut FROM lineshaft.make_turns_1(
+    %(agent_id)s::text, %(incarnation)s::integer, %(limit)s::integer, %(types)s::text[], %(probing)s::text[], %(idle_lanes)s::integer[],
+    %(ahead)s::integer, coalesce(%(now)s::timestamptz, clock_timestamp())
+)
+
+-- name: finish_turns
+SELECT lineshaft.finish_turns_1(%(ids)s::text[], %(lanes)s::integer[], %(keys)s::text[]) AS lanes

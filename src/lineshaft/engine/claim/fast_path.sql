@@ -16,8 +16,8 @@ WITH RECURSIVE seen AS MATERIALIZED (
       AND (SELECT lineshaft.is_writable_1())
       AND (SELECT budget_usd IS NULL FROM lineshaft.agent WHERE id = %(agent_id)s::text)
       AND limits.daily_budget_usd IS NULL
-      -- Accounts, and quotas that may concern any task, are for claim_tasks.
-      AND instance.accounts = '{}' AND limits.quota_kinds & 16 = 0
+      -- Accounts, fair shares, and quotas that may concern any task, are for claim_tasks.
+      AND instance.accounts = '{}' AND limits.quota_kinds & 80 = 0
       AND (limits.quota_kinds & 8 = 0 OR NOT CASE
         WHEN limits.quota_lanes IS NULL THEN EXISTS (SELECT FROM lineshaft.quotas_of_1(ARRAY['agent:' || %(agent_id)s::text]))
         ELSE 'agent:' || %(agent_id)s::text LIKE ANY (limits.quota_lanes)

@@ -1,13 +1,14 @@
--- Completes one task, claims one, or both at once: migrations/0017_quotas.sql.
+-- Completes one task, claims one, or both at once: migrations/0017_quotas.sql. While there are tasks with a fair_key, claim_tasks decides.
 
 -- name: complete_and_claim
 SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, outdated,
-    now, claim_ttl_sec, completed, verdict
-FROM lineshaft.complete_and_claim_3(
+    now, claim_ttl_sec, completed, CASE WHEN %(next)s::boolean AND fair.exist THEN 'weigh' ELSE verdict END AS verdict
+FROM (SELECT quota_kinds & 64 <> 0 AS exist FROM lineshaft.limits) AS fair
+CROSS JOIN LATERAL lineshaft.complete_and_claim_3(
     %(id)s::text, %(epoch)s::integer, %(output)s::jsonb, %(artifacts)s::jsonb, %(report)s::jsonb, %(output_type)s::text, %(cost)s::numeric,
-    %(tokens_in)s::bigint, %(tokens_out)s::bigint, %(next)s::boolean, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
+    %(tokens_in)s::bigint, %(tokens_out)s::bigint, %(next)s::boolean AND NOT fair.exist, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
 )
 
@@ -18,11 +19,13 @@ SELECT
     id, epoch, live_dag_id, lock_key, model, attempts, rate_limits, cost_usd, limit_sec, heartbeat_interval_sec, resume, type, title, spec, inputs, dag_id,
     parent_id, deadline, max_attempts, max_cost_usd, require_decision_report, outdated,
     now, claim_ttl_sec, completed, verdict
-FROM lineshaft.complete_and_claim_3(
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, %(agent_id)s::text, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
+FROM (SELECT quota_kinds & 64 <> 0 AS exist FROM lineshaft.limits) AS fair
+-- Without an agent the function claims nothing, and says so.
+CROSS JOIN LATERAL lineshaft.complete_and_claim_3(
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, CASE WHEN NOT fair.exist THEN %(agent_id)s::text END, %(incarnation)s::integer, %(types)s::text[], %(start)s::boolean,
     %(now)s::timestamptz
 )
-WHERE NOT EXISTS (
+WHERE fair.exist OR NOT EXISTS (
     SELECT FROM lineshaft.instance
     WHERE instance.agent_id = %(agent_id)s::text AND instance.incarnation = %(incarnation)s::integer
       AND instance.status = 'active' AND instance.set_status IS NULL

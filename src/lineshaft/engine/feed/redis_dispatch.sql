@@ -21,7 +21,14 @@ generations AS MATERIALIZED (SELECT no FROM lineshaft.generation),
 waiting AS (
     -- include: waiting_lanes
 )
-SELECT DISTINCT waiting.lane_id
+SELECT lane_id FROM (
+    SELECT lane_id, ready_at FROM lineshaft.task_live
+    WHERE status = 'READY' AND parked = 'fair' AND parked_key IS NULL
+    ORDER BY lane_id, rank, submission_no LIMIT %(most)s::integer
+) AS turn
+WHERE turn.ready_at < (SELECT now FROM clock) - make_interval(secs => %(age)s::double precision)
+UNION
+SELECT waiting.lane_id
 FROM (SELECT * FROM waiting LIMIT %(most)s::integer) AS waiting
 CROSS JOIN LATERAL (
     SELECT ready_at FROM lineshaft.task_live

@@ -1,6 +1,7 @@
 """Quotas: set, listed and deleted by people; claims obey them (claims.sql)."""
 
 from decimal import Decimal
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from lineshaft.types.quotas import MAX_HOLDERS, Quota, QuotaHolder, Rate
 _MOST_WAITING = 10_000
 #: Keys that are looked at in one transaction.
 _LOOKS_AT_ONCE = 100
+#: Few tasks with a fair_key are hidden behind one that has left, and for no longer than this.
+_TURNS_EVERY_SEC = 30.0
 #: Slots of ended claims that one repair deletes.
 _MOST_DEAD = 1_000
 #: After so long, no claim is under way that doesn't know a quota.
@@ -54,6 +57,7 @@ class _QuotaKey(msgspec.Struct, frozen=True, array_like=True, tag="quota"):
 class Quotas:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._turns_at = 0.0
 
     async def set(self, quota: QuotaFields, *, reason: str | None = None) -> Quota:
         check_quota(quota)
@@ -136,6 +140,10 @@ class Quotas:
         async def work(connection: Connection) -> int:
             if not await fetch_column(connection, _SQL["try_keep"], {}):
                 return 0
+            await connection.execute(_SQL["fair_tasks_ended"])
+            if monotonic() >= self._turns_at:
+                self._turns_at = monotonic() + _TURNS_EVERY_SEC
+                await connection.execute(_SQL["repair_turns"])
             await self._give_slots(None, connection)
             dead = await fetch_column(connection, _SQL["dead_slots"], {"limit": _MOST_DEAD})
             if dead:

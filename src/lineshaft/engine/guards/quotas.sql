@@ -79,8 +79,11 @@ ON CONFLICT (quota, key) DO UPDATE SET at = excluded.at
 SELECT looked, moved FROM lineshaft.look_at_due_quotas_1(%(limit)s::integer, coalesce(%(now)s::timestamptz, now()))
 
 -- name: try_keep
--- One process at a time; none without quotas.
-SELECT 1 WHERE (EXISTS (SELECT FROM lineshaft.quota) OR EXISTS (SELECT FROM lineshaft.slot))
+-- One process at a time; none without quotas and fair shares.
+SELECT 1 WHERE (
+    EXISTS (SELECT FROM lineshaft.quota) OR EXISTS (SELECT FROM lineshaft.slot) OR (SELECT quota_kinds & 64 <> 0 FROM lineshaft.limits)
+    OR EXISTS (SELECT FROM lineshaft.task_live AS live WHERE (live.admission ->> 'fair') IS NOT NULL)
+)
   AND pg_try_advisory_xact_lock(hashtextextended('lineshaft.quotas', 0))
 
 -- name: dead_slots
@@ -113,6 +116,12 @@ FROM (
     FROM lineshaft.quota
     CROSS JOIN LATERAL (SELECT lineshaft.gates_claims_1(max_running, rate_unit) AS claims) AS gates
 ) AS all_quotas
+
+-- name: fair_tasks_ended
+SELECT lineshaft.fair_tasks_ended_1()
+
+-- name: repair_turns
+SELECT lineshaft.repair_turns_1()
 
 -- name: log_quota
 INSERT INTO lineshaft.event (at, kinds, data)

@@ -48,7 +48,7 @@ locked AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = NULL, generation = (SELECT last_value FROM lineshaft.generation_no)
+    SET parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, generation = (SELECT last_value FROM lineshaft.generation_no)
     WHERE live.id = ANY (ARRAY(SELECT id FROM locked)) AND live.parked = 'lock'
     RETURNING live.lane_id
 )
@@ -82,7 +82,7 @@ WITH fitting AS MATERIALIZED (
 ),
 moved AS (
     UPDATE lineshaft.task_live AS live
-    SET parked = NULL, budget_reported = false, generation = (SELECT last_value FROM lineshaft.generation_no)
+    SET parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, budget_reported = false, generation = (SELECT last_value FROM lineshaft.generation_no)
     WHERE live.id = ANY (ARRAY(SELECT id FROM fitting))
       -- Written so that no index matches: the row must be found by its id.
       AND live.parked || '' = 'dag_budget'

@@ -977,10 +977,12 @@ CREATE INDEX task_live_budget_unreported ON lineshaft.task_live USING btree (id)
 CREATE INDEX task_live_budget_waiters ON lineshaft.task_live USING btree (dag_id, rank, submission_no) WHERE (parked = 'dag_budget'::text);
 CREATE INDEX task_live_claimable ON lineshaft.task_live USING btree (generation, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked IS NULL));
 CREATE INDEX task_live_due ON lineshaft.task_live USING btree (due_at) WHERE ((status = ANY (ARRAY['PENDING'::lineshaft.task_status, 'RETRYING'::lineshaft.task_status])) AND (due_at IS NOT NULL));
+CREATE INDEX task_live_fair ON lineshaft.task_live USING btree (lineshaft.fair_state_1(status, parked, lease_until), ((admission ->> 'fair'::text)) COLLATE "C", lane_id, rank, submission_no) WHERE ((admission ->> 'fair'::text) IS NOT NULL);
 CREATE INDEX task_live_leased ON lineshaft.task_live USING btree (lease_until) WHERE (lease_until IS NOT NULL);
 CREATE INDEX task_live_parked_key ON lineshaft.task_live USING btree (parked_key, lane_id, rank, submission_no) WHERE (parked_key IS NOT NULL);
 CREATE INDEX task_live_quota_keys ON lineshaft.task_live USING gin (((admission -> 'keys'::text))) WHERE (admission IS NOT NULL);
 CREATE INDEX task_live_rekey ON lineshaft.task_live USING btree (rekey_at) WHERE (rekey_at IS NOT NULL);
+CREATE INDEX task_live_turn ON lineshaft.task_live USING btree (lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (parked = 'fair'::text) AND (parked_key IS NULL));
 CREATE INDEX task_live_waiting_writer ON lineshaft.task_live USING btree (lock_key) WHERE ((parked = 'lock'::text) AND (((admission -> 'locks'::text) ->> lock_key) IS DISTINCT FROM 'true'::text));
 CREATE INDEX task_live_wants_lock ON lineshaft.task_live USING btree (lock_key, lane_id, rank, submission_no) WHERE ((status = 'READY'::lineshaft.task_status) AND (lock_key IS NOT NULL));
 CREATE UNIQUE INDEX task_type_revision ON lineshaft.task_type USING btree (revision);
@@ -1040,6 +1042,12 @@ FUNCTION lineshaft.complete_and_claim_3(text,integer,jsonb,jsonb,jsonb,text,nume
 FUNCTION lineshaft.corrected_1(text)
 FUNCTION lineshaft.cost_ceiling_1(numeric,numeric)
 FUNCTION lineshaft.dag_kind(text[],integer)
+FUNCTION lineshaft.fair_held_1(text)
+FUNCTION lineshaft.fair_state_1(lineshaft.task_status,text,timestamp with time zone)
+FUNCTION lineshaft.fair_tasks_ended_1()
+FUNCTION lineshaft.fair_tasks_exist_1()
+FUNCTION lineshaft.fair_weight_1(text)
+FUNCTION lineshaft.finish_turns_1(text[],integer[],text[])
 FUNCTION lineshaft.first_lock_1(text,jsonb)
 FUNCTION lineshaft.first_model_1(text[],text[],text[])
 FUNCTION lineshaft.full_queues_1(text[],bigint[])
@@ -1047,6 +1055,7 @@ FUNCTION lineshaft.full_quotas_1(text[],timestamp with time zone)
 FUNCTION lineshaft.gates_claims_1(integer,text)
 FUNCTION lineshaft.give_slots_1(text,timestamp with time zone)
 FUNCTION lineshaft.has_locks_1(text,jsonb,bigint)
+FUNCTION lineshaft.has_turns_1(lineshaft.lane,text[],text[],text[],text[],text[],text[],text[])
 FUNCTION lineshaft.is_barred_1(text,text[])
 FUNCTION lineshaft.is_expired_1(boolean,timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.is_rerun_1(text,text,integer,bigint)
@@ -1060,9 +1069,11 @@ FUNCTION lineshaft.lock_use_1(text,text)
 FUNCTION lineshaft.locks_of_1(text,text,text,jsonb)
 FUNCTION lineshaft.look_at_due_quotas_1(integer,timestamp with time zone)
 FUNCTION lineshaft.look_at_quotas_1(text[],text[],boolean,timestamp with time zone)
+FUNCTION lineshaft.make_turns_1(text,integer,integer,text[],text[],integer[],integer,timestamp with time zone)
 FUNCTION lineshaft.minutes(timestamp with time zone)
 FUNCTION lineshaft.needed_1(numeric,numeric)
 FUNCTION lineshaft.open_accounts_1(text[],text[],timestamp with time zone)
+FUNCTION lineshaft.park_turns_1(integer,text[],double precision[],integer[],text[],timestamp with time zone)
 FUNCTION lineshaft.parking_keys_1(jsonb,text[])
 FUNCTION lineshaft.part_1(timestamp with time zone,double precision)
 FUNCTION lineshaft.quota_kind_1(text)
@@ -1081,16 +1092,19 @@ FUNCTION lineshaft.refuse_unchecked_1()
 FUNCTION lineshaft.refused_lock_1(text,text,text,jsonb,timestamp with time zone,text[])
 FUNCTION lineshaft.rekey_at(timestamp with time zone,timestamp with time zone)
 FUNCTION lineshaft.release_locks_1(text[],text[],bigint[],timestamp with time zone)
+FUNCTION lineshaft.repair_turns_1()
 FUNCTION lineshaft.report_lanes_1(integer[])
 FUNCTION lineshaft.reservation_1(numeric,numeric)
 FUNCTION lineshaft.reservation_2(numeric,numeric)
 FUNCTION lineshaft.reserved_1(numeric,boolean)
 FUNCTION lineshaft.room_for_1(text[],timestamp with time zone)
 FUNCTION lineshaft.settle_1(text,integer,text,jsonb,jsonb,timestamp with time zone)
+FUNCTION lineshaft.show_next_1(text[],integer[],text[])
 FUNCTION lineshaft.slots_held_1(text,text,bigint)
 FUNCTION lineshaft.suits_1(text,text[],text[],text[],text[],text[])
 FUNCTION lineshaft.take_locks_1(text,timestamp with time zone,text[],text[],text[],jsonb[],double precision[])
 FUNCTION lineshaft.take_slots_1(text[],integer[],jsonb,timestamp with time zone)
+FUNCTION lineshaft.tier_1(double precision)
 FUNCTION lineshaft.waiting_1(text,text,bigint)
 FUNCTION lineshaft.wake_lanes_1(integer[])
 FUNCTION lineshaft.within_limit_1(numeric,numeric)

@@ -188,6 +188,8 @@ FROM (
             UNION ALL
             SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE parked = 'dag_budget'
             UNION ALL
+            SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE status = 'READY' AND parked = 'fair' AND parked_key IS NULL
+            UNION ALL
             SELECT id, lane_id, rank, submission_no FROM lineshaft.task_live WHERE parked_key IS NOT NULL
         ) AS live
         CROSS JOIN LATERAL (SELECT * FROM lineshaft.lane WHERE lane.id = live.lane_id OFFSET 0) AS lane

@@ -42,7 +42,7 @@ _INDEXED = {
     Status.CLAIMED: {"held"},
     Status.RUNNING: {"held"},
     Status.RETRYING: {"due"},
-    Status.READY: {"ready", "wants_lock", "wants_money", "wants_quota"},
+    Status.READY: {"ready", "wants_lock", "wants_money", "wants_quota", "wants_turn"},
 }
 
 

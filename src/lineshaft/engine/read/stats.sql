@@ -61,6 +61,10 @@ FROM (
         UNION ALL
         (SELECT 'wants_quota', status, rank, priority, downstream, lane_id, ready_at, deadline
          FROM lineshaft.task_live WHERE parked_key IS NOT NULL LIMIT %(most)s::integer)
+        UNION ALL
+        -- Those behind others of their fair_key are among the ones above.
+        (SELECT 'wants_turn', status, rank, priority, downstream, lane_id, ready_at, deadline
+         FROM lineshaft.task_live WHERE status = 'READY' AND parked = 'fair' AND parked_key IS NULL LIMIT %(most)s::integer)
     ) AS live
     JOIN lane ON lane.id = live.lane_id
 ) AS live

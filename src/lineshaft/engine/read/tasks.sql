@@ -26,7 +26,8 @@ SELECT
     END AS run_at,
     CASE WHEN live.status = 'RETRYING' THEN live.due_at END AS retry_at,
     coalesce(live.blocked, 0) AS blocked,
-    live.parked,
+    -- Others have it from the start, if they have a fair_key.
+    CASE WHEN live.status = 'READY' THEN live.parked END AS parked,
     coalesce(live.epoch, ended.epoch) AS epoch,
     coalesce(live.attempts, ended.attempts) AS attempts,
     coalesce(live.revivals, ended.revivals) AS revivals,

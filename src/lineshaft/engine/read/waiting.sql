@@ -85,6 +85,9 @@ FROM (
         UNION ALL
         (SELECT 'quota', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
          WHERE parked_key IS NOT NULL LIMIT %(most)s::integer)
+        UNION ALL
+        (SELECT 'turn', id, lane_id, ready_at, due_at, status, blocked, parked, false, NULL FROM lineshaft.task_live
+         WHERE status = 'READY' AND parked = 'fair' AND parked_key IS NULL LIMIT %(most)s::integer)
     ) AS live
 ) AS live
 GROUP BY source, lane_id, state
@@ -136,7 +139,7 @@ GROUP BY live.lane_id
 -- name: lanes
 -- As a READY task of each lane is for why.py.
 SELECT
-    clock.now, lane.id::text AS id, 'READY' AS status, lane.type, lane.required_capabilities, lane.models, NULL AS parked,
+    clock.now, lane.id::text AS id, 'READY' AS status, NULL AS fair_key, lane.type, lane.required_capabilities, lane.models, NULL AS parked,
     lineshaft.reservation_2(lane.cost_from_usd, limits.default_max_cost_usd)::numeric(20, 6) AS cost_usd,
     lineshaft.needed_1(lane.cost_from_usd, limits.default_max_cost_usd) AS needed_usd, lane.cost_from_usd IS NULL AS open_ended,
     false AS expired, NULL::timestamptz AS deadline, NULL AS lock_key, false AS lock_refused, NULL::numeric AS budget_ceiling_usd,

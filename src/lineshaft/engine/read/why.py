@@ -592,8 +592,12 @@ def _agents(task: Row, unusable: dict[str, datetime | None], rows: Sequence[Row]
             f"The task {_price(task)}; {left} left. Add to a budget or register an agent.",
         )
     if full := [agent for agent in capable if not agent.free]:
+        turn = ""
+        if task["fair_key"] is not None:
+            turn = f" Its turn depends on its key {task['fair_key']!r}: {task['fair_held']} run."
         yield Reason(
-            ReasonCode.AGENTS_FULL, f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents."
+            ReasonCode.AGENTS_FULL,
+            f"Slots are taken: {_slots(full)}. Wait, raise a limit, or add agents.{turn}",
         )
 
 

@@ -45,6 +45,8 @@ SELECT
     CASE WHEN live.status = 'READY' AND limits.quota_kinds & 49 <> 0 THEN lineshaft.full_quotas_1(
         lineshaft.lane_keys_1(lane.type, NULL, NULL, NULL) || lineshaft.parking_keys_1(live.admission, task.tags), clock.now
     ) END AS full_quotas,
+    CASE WHEN live.status = 'READY' THEN live.admission ->> 'fair' END AS fair_key,
+    CASE WHEN live.status = 'READY' AND live.admission ? 'fair' THEN lineshaft.fair_held_1(live.admission ->> 'fair') END AS fair_held,
     gated.gate, gated.gate_no, jsonb_array_length(task.gates) AS gates, gated.gate_since, gated.gate_due_at, gated.gate_runs, gated.gate_error,
     gated.gate_blocked_by, limits.judge_max_cost_usd, task.max_total_cost_usd, live.cost_usd AS spent_so_far_usd, gated.agent_id AS paying_agent,
     paying.budget_usd - paying.spent_usd - paying.reserved_usd AS agent_left_usd,

@@ -7,7 +7,7 @@ one part of the first table while the next one is made. An invalid spec rolls ba
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from lineshaft.engine.postgres.copy import RowFormat, copy_all, copy_of
+from lineshaft.engine.postgres.copy import Constant, RowFormat, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection
 from lineshaft.engine.submit.columns import (
     LIVE_DEFAULTS,
@@ -18,6 +18,7 @@ from lineshaft.engine.submit.columns import (
 )
 from lineshaft.engine.submit.drafts import Draft, virtual_dag
 from lineshaft.ids import new_id
+from lineshaft.model.admission import fair_key_of
 from lineshaft.model.fields import encoded_json
 from lineshaft.model.tasks import NewTask, TaskRow, TaskRules, resolve
 
@@ -48,6 +49,9 @@ class UniformTasks:
             lane_id=lane_id,
         )
         live = live_columns([one], now, generation)
+        if (key := fair_key_of(self.row.admission)) is not None and live["status"] == Constant("READY"):
+            # All but the first are behind another of their key.
+            live["parked_key"] = [None, *[key] * (len(self._tasks) - 1)]
         await copy_all(
             connection,
             [

@@ -9,7 +9,7 @@ from lineshaft.engine.caller import caller
 from lineshaft.engine.postgres.copy import Column, Constant
 from lineshaft.engine.postgres.literals import array_literal, json_text
 from lineshaft.engine.submit.drafts import Draft
-from lineshaft.model.admission import locks_of
+from lineshaft.model.admission import fair_key_of, locks_of
 from lineshaft.model.priority import PriorityInputs, lane_boost, rank, rekey_at
 from lineshaft.model.tasks import TaskRow
 
@@ -71,6 +71,7 @@ LIVE_COLUMNS = (
     "expires",
     "max_cost_usd",
     "max_total_cost_usd",
+    "parked",
 )
 
 
@@ -201,7 +202,34 @@ def live_columns(drafts: Sequence[Draft], now: datetime, generation: int) -> dic
     else:
         rows = [_live_values(draft, now, generation) for draft in drafts]
         columns = dict(zip(LIVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    columns["parked_key"] = _places_of_keys(drafts, columns)
     return {"id": [draft.id for draft in drafts], **columns}
+
+
+def _places_of_keys(drafts: Sequence[Draft], columns: Mapping[str, Column]) -> Column:
+    """The key of tasks that are READY behind another one with their `fair_key`: claims don't meet them."""
+    parked = columns["parked"]
+    if parked.value is None if isinstance(parked, Constant) else not any(parked):
+        return Constant(None)
+    ready, ranks = columns["status"], columns["rank"]
+    first: dict[tuple[int | None, str], int] = {}
+    places: list[tuple[int, tuple[int | None, str]]] = []
+    for n, draft in enumerate(drafts):
+        key = fair_key_of(draft.row.admission)
+        if key is not None and _at(ready, n) == "READY":
+            place: tuple[int | None, str] = (draft.lane_id, key)
+            places.append((n, place))
+            if place not in first or _at(ranks, n) < _at(ranks, first[place]):
+                first[place] = n
+    behind: list[Any] = [None] * len(drafts)
+    for n, place in places:
+        if first[place] != n:
+            behind[n] = place[1]
+    return behind
+
+
+def _at(column: Column, n: int) -> Any:
+    return column.value if isinstance(column, Constant) else column[n]
 
 
 def event_columns(live: Mapping[str, Column], now: datetime) -> dict[str, Column]:
@@ -257,4 +285,5 @@ def _live_values(draft: Draft, now: datetime, generation: int) -> tuple[Any, ...
         row.expire_at_deadline,
         row.max_cost_usd,
         row.max_total_cost_usd,
+        None if fair_key_of(row.admission) is None else "fair",
     )

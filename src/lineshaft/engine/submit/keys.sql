@@ -105,7 +105,8 @@ placed AS (
         ready_at = CASE WHEN NOT start.waits THEN coalesce(live.ready_at, start.now) END,
         due_at = CASE WHEN %(run_at)s::timestamptz > start.now THEN %(run_at)s::timestamptz END,
         generation = (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        parked = NULL, parked_key = NULL, lock_key = lineshaft.first_lock_1(%(lock_key)s::text, %(admission)s::jsonb),
+        parked = CASE WHEN %(admission)s::jsonb ? 'fair' THEN 'fair' END, parked_key = NULL,
+        lock_key = lineshaft.first_lock_1(%(lock_key)s::text, %(admission)s::jsonb),
         admission = %(admission)s::jsonb,
         heartbeat_sec = %(heartbeat_interval_sec)s::double precision, limit_sec = %(max_duration_sec)s::double precision,
         is_gated = %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean, expires = %(expire_at_deadline)s::boolean,
@@ -122,6 +123,12 @@ placed AS (
     WHERE live.id = %(id)s::text
     RETURNING live.id, live.dag_id, live.epoch, live.status, live.lane_id
 ),
+-- Behind a task that waited for its turn comes the next of its key.
+next_shown AS MATERIALIZED (
+    SELECT lineshaft.show_next_1(ARRAY[before.admission ->> 'fair'], ARRAY[before.lane_id], ARRAY[before.id])
+    FROM lineshaft.task_live AS before
+    WHERE before.id = %(id)s::text AND before.status = 'READY' AND before.parked = 'fair' AND before.parked_key IS NULL
+),
 logged AS (
     INSERT INTO lineshaft.event (at, kinds, task_id, dag_id, epoch, data)
     SELECT clock.now, CASE WHEN placed.status = 'READY' THEN '{task.replaced,task.ready}' ELSE '{task.replaced}' END::text[],
@@ -137,6 +144,7 @@ logged AS (
         JOIN LATERAL jsonb_each(stored.fields) AS later ON later.key = earlier.key
         WHERE later.value IS DISTINCT FROM earlier.value
     ) AS difference
+    WHERE (SELECT count(*) FROM next_shown) >= 0
 )
 SELECT
     -- include: notify_lanes

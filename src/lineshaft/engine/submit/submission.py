@@ -23,7 +23,7 @@ from lineshaft.engine.postgres import caller_transaction, catalog
 from lineshaft.engine.postgres.copy import Constant, copy_all, copy_of
 from lineshaft.engine.postgres.database import Connection, Database
 from lineshaft.engine.postgres.literals import column_literal
-from lineshaft.engine.postgres.pipeline import pipelined
+from lineshaft.engine.postgres.pipeline import Call, pipelined
 from lineshaft.engine.postgres.rows import fetch_row, fetch_rows
 from lineshaft.engine.submit.bulk import UniformTasks
 from lineshaft.engine.submit.columns import (
@@ -57,7 +57,7 @@ from lineshaft.errors import (
     InvalidInputError,
     QuotaFullError,
 )
-from lineshaft.model.admission import quota_keys
+from lineshaft.model.admission import fair_key_of, quota_keys
 from lineshaft.model.priority import Lane, lane_boost
 from lineshaft.model.resolving import all_alike
 from lineshaft.model.states import Status
@@ -151,6 +151,8 @@ class Submission:
             lanes = await self._lanes.find(connection, [uniform.row.lane], for_new_tasks=True)
             clock = await self._read_clock(connection, rules.types)
             ((lane_id, _),) = lanes.values()
+            if fair_key_of(uniform.row.admission) is not None:
+                await connection.execute(_SQL["fair_tasks_exist"])
             await uniform.write(connection, lane_id, clock.now, clock.generation)
             if uniform.row.run_at is None or uniform.row.run_at <= clock.now:
                 await wake_lanes(connection, [lane_id] * len(tasks))
@@ -219,6 +221,10 @@ class Submission:
 
     async def _create_lanes_outside(self, connection: Connection | None, drafts: list[Draft]) -> None:
         if connection is not None:
+            if _has_fair(drafts):
+                # The caller's transaction must not lock the limits of the installation until it commits.
+                async with self._database.connection() as own:
+                    await own.execute(_SQL["fair_tasks_exist"])
             lanes = [draft.row.lane for draft in drafts]
             await self._lanes.create_outside(connection, self._database, lanes)
 
@@ -233,11 +239,13 @@ class Submission:
             draft.lane_id = lanes[draft.row.lane]
         common = {**self._database.now, **_known(types)}
         if len(drafts) == 1:
-            call = _SQL["insert_task"], common | task_values(drafts[0])
+            calls: list[Call] = [(_SQL["insert_task"], common | task_values(drafts[0]))]
         else:
-            call = _SQL["insert_tasks"], common | _columns(drafts)
+            calls = [(_SQL["insert_tasks"], common | _columns(drafts))]
+        if _has_fair(drafts):
+            calls.insert(0, (_SQL["fair_tasks_exist"], {}))
         with _reporting_duplicate_ids():
-            await self._database.run_alone(lambda own: pipelined(own, call))
+            await self._database.run_alone(lambda own: pipelined(own, *calls))
         return True
 
     async def _run(
@@ -301,6 +309,7 @@ class Submission:
             await self._check_waiting(
                 connection, Counter(key for draft in new for key in quota_keys(draft.row))
             )
+        await self._announce_fair(connection, [*new, *(each.draft for each in replacements)])
         rows = {id(draft.row): draft.row for draft in new}
         wanted = [*(row.lane for row in rows.values()), *(each.lane for each in replacements)]
         lanes = await self._lanes.find(connection, wanted, for_new_tasks=True)
@@ -326,6 +335,11 @@ class Submission:
         for dag in dags:
             await log_dag_created(connection, self._database.now, dag.id)
         return results | {draft.id: Submitted(draft.id) for draft in new}, lanes
+
+    async def _announce_fair(self, connection: Connection, drafts: Sequence[Draft]) -> None:
+        """Make claims look at fair shares before there are tasks with a fair_key."""
+        if _has_fair(drafts):
+            await connection.execute(_SQL["fair_tasks_exist"])
 
     async def _check_waiting(self, connection: Connection, keys: Counter[str]) -> None:
         """Refuse tasks of a key of which so many wait already that a quota admits no more."""
@@ -430,6 +444,10 @@ def _columns(new: list[Draft]) -> dict[str, str | None]:
         "downstream": [draft.downstream for draft in new],
     }
     return {name: column_literal(values) for name, values in columns.items()}
+
+
+def _has_fair(drafts: Sequence[Draft]) -> bool:
+    return any(fair_key_of(draft.row.admission) is not None for draft in drafts)
 
 
 def _is_simple(task: NewTask) -> bool:

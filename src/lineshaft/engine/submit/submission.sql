@@ -9,6 +9,9 @@ FROM (
 ) AS moved
 HAVING count(*) > 0
 
+-- name: fair_tasks_exist
+SELECT lineshaft.fair_tasks_exist_1()
+
 -- name: full_queues
 -- Before anything is written.
 SELECT bounds, quota, key, most, waiting, added FROM lineshaft.full_queues_1(%(keys)s::text[], %(counts)s::bigint[])
@@ -62,7 +65,7 @@ stored AS (
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission,
-        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires, max_cost_usd, max_total_cost_usd
+        lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, expires, max_cost_usd, max_total_cost_usd, parked
     )
     SELECT
         id, live_dag_id,
@@ -79,7 +82,7 @@ placed AS (
         END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
         lineshaft.first_lock_1(lock_key, admission), admission, lock_owner, heartbeat_interval_sec, max_duration_sec, is_batch, gates IS NOT NULL OR require_decision_report,
-        expire_at_deadline, max_cost_usd, max_total_cost_usd
+        expire_at_deadline, max_cost_usd, max_total_cost_usd, CASE WHEN admission ? 'fair' THEN 'fair' END
     FROM new CROSS JOIN clock
     ORDER BY n
     RETURNING id, dag_id, status, lane_id, submission_no
@@ -119,7 +122,7 @@ WITH stored AS (
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, status, lane_id, priority, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission, heartbeat_sec, limit_sec, is_gated,
-        expires, max_cost_usd, max_total_cost_usd
+        expires, max_cost_usd, max_total_cost_usd, parked
     )
     SELECT
         %(id)s::text, CASE WHEN waits THEN 'PENDING' ELSE 'READY' END::lineshaft.task_status, %(lane_id)s::integer, %(priority)s::smallint,
@@ -131,7 +134,8 @@ placed AS (
         CASE WHEN NOT waits THEN now END, CASE WHEN waits THEN %(run_at)s::timestamptz END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL), lineshaft.first_lock_1(%(lock_key)s::text, %(admission)s::jsonb), %(admission)s::jsonb, %(heartbeat_interval_sec)s::double precision,
         %(max_duration_sec)s::double precision, %(gates)s::jsonb IS NOT NULL OR %(require_decision_report)s::boolean,
-        %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric, %(max_total_cost_usd)s::numeric
+        %(expire_at_deadline)s::boolean, %(max_cost_usd)s::numeric, %(max_total_cost_usd)s::numeric,
+        CASE WHEN %(admission)s::jsonb ? 'fair' THEN 'fair' END
     FROM (
         SELECT
             coalesce(%(now)s::timestamptz, now()) AS now,

@@ -24,7 +24,7 @@ ON CONFLICT (task_id, depends_on) DO UPDATE SET satisfied = excluded.satisfied
 UPDATE lineshaft.task_live
 SET blocked = blocked + %(n)s::integer,
     status = CASE WHEN blocked + %(n)s::integer > 0 THEN 'PENDING' ELSE status END::lineshaft.task_status,
-    parked = CASE WHEN blocked + %(n)s::integer > 0 THEN NULL ELSE parked END,
+    parked = CASE WHEN blocked + %(n)s::integer > 0 THEN CASE WHEN admission ? 'fair' THEN 'fair' END ELSE parked END,
     parked_key = CASE WHEN blocked + %(n)s::integer > 0 THEN NULL ELSE parked_key END
 WHERE id = %(id)s::text AND status IN ('PENDING', 'READY')
 
@@ -66,6 +66,7 @@ free AS MATERIALIZED (
 )
 UPDATE lineshaft.task_live AS live
 SET downstream = free.n,
+    parked_key = CASE WHEN live.parked = 'fair' THEN NULL ELSE live.parked_key END,
     rank = lineshaft.rank(
         live.priority, free.n, lane.boost_per_minute, coalesce(live.ready_at, clock.now), live.deadline, clock.now
     ),

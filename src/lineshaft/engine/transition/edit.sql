@@ -25,6 +25,8 @@ placed AS (
         max_cost_usd = before.new_cost,
         max_total_cost_usd = before.new_total_cost,
         lane_id = coalesce(%(lane_id)s::integer, live.lane_id),
+        -- It may be the first of its fair_key now.
+        parked_key = CASE WHEN live.parked = 'fair' THEN NULL ELSE live.parked_key END,
         generation = CASE WHEN %(lane_id)s::integer IS NULL THEN live.generation ELSE (SELECT last_value FROM lineshaft.generation_no) END,
         rank = lineshaft.rank(
             before.new_priority, live.downstream, lane.boost_per_minute, coalesce(live.ready_at, clock.now), before.new_deadline, clock.now

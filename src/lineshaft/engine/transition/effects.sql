@@ -18,7 +18,8 @@ SET status = input.status::lineshaft.task_status,
     last_category = coalesce(input.category, live.last_category),
     attempt_cost_usd = 0, attempt_tokens_input = 0, attempt_tokens_output = 0, reserved_usd = 0, agent_reserved = false, day_reserved = false, agent_id = NULL, incarnation = NULL, model = NULL,
     version = NULL, account = NULL, last_account = coalesce(input.account, live.last_account), lease_until = NULL, limit_at = NULL, started_at = NULL,
-    claimed_at = NULL, heartbeat_at = NULL, progress = NULL, parked = NULL, parked_key = NULL, has_slots = false,
+    claimed_at = NULL, heartbeat_at = NULL, progress = NULL, has_slots = false,
+    parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, parked_key = NULL,
     lock_token = NULL
 FROM unnest(
         %(ids)s::text[], %(statuses)s::text[], %(delays)s::double precision[], %(lane_ids)s::integer[], %(attempts)s::smallint[],
@@ -41,6 +42,14 @@ gone AS (
     DELETE FROM lineshaft.task_live AS live USING input WHERE live.id = input.id
     RETURNING live.*, input.status AS end_status, input.attempts AS end_attempts, input.cost, input.tokens_in, input.tokens_out,
         input.reason, input.category, input.output
+),
+-- Behind a task that waited for its turn comes the next of its key.
+next_shown AS MATERIALIZED (
+    SELECT lineshaft.show_next_1(first.keys, first.lanes, %(ids)s::text[])
+    FROM (
+        SELECT array_agg(admission ->> 'fair') AS keys, array_agg(lane_id) AS lanes FROM gone
+        WHERE status = 'READY' AND parked = 'fair' AND parked_key IS NULL HAVING count(*) > 0
+    ) AS first
 )
 INSERT INTO lineshaft.task_end (
     id, status, epoch, ended_at, ready_at, claimed_at, started_at, first_started_at, attempts, revivals, agent_id, incarnation, model, version,
@@ -51,6 +60,7 @@ SELECT
     first_started_at, end_attempts, revivals, agent_id, incarnation, model, version, coalesce(account, last_account), cost_usd + cost, tokens_input + tokens_in, tokens_output + tokens_out,
     reason, category, output
 FROM gone
+WHERE (SELECT count(*) FROM next_shown) >= 0
 
 -- name: record_attempts
 -- How a claim ended; an attempt that was being validated has its row already.

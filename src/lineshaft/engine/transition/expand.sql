@@ -58,7 +58,7 @@ referred AS (
 placed AS (
     INSERT INTO lineshaft.task_live (
         id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, generation, lock_key, admission,
-        heartbeat_sec, limit_sec, is_gated, expires, max_cost_usd, max_total_cost_usd
+        heartbeat_sec, limit_sec, is_gated, expires, max_cost_usd, max_total_cost_usd, parked
     )
     SELECT
         child.id, live.dag_id, CASE WHEN child.turn_after IS NULL THEN 'READY' ELSE 'PENDING' END::lineshaft.task_status, live.lane_id,
@@ -67,7 +67,9 @@ placed AS (
         coalesce(lineshaft.rekey_at(live.deadline, clock.now), live.deadline),
         CASE WHEN child.turn_after IS NULL THEN clock.now END,
         (SELECT last_value FROM lineshaft.generation_no WHERE pg_current_xact_id() IS NOT NULL),
-        live.lock_key, live.admission, live.heartbeat_sec, live.limit_sec, live.is_gated, live.expires, live.max_cost_usd, live.max_total_cost_usd
+        live.lock_key, live.admission, live.heartbeat_sec, live.limit_sec, live.is_gated, live.expires, live.max_cost_usd, live.max_total_cost_usd,
+        -- Claims know of fair shares already: its task has the same key.
+        CASE WHEN live.admission ? 'fair' THEN 'fair' END
     FROM child
     CROSS JOIN lineshaft.task_live AS live
     JOIN lineshaft.lane ON lane.id = live.lane_id

@@ -130,7 +130,7 @@ FROM unnest(%(ids)s::text[]) AS waiting (id)
 -- name: block_waiting
 -- READY or RETRYING → PENDING; a retry that isn't due yet still waits for its time. Guarded by the row locks that lock_tasks holds.
 UPDATE lineshaft.task_live AS live
-SET blocked = waiting.n, status = 'PENDING', parked = NULL, parked_key = NULL,
+SET blocked = waiting.n, status = 'PENDING', parked = CASE WHEN live.admission ? 'fair' THEN 'fair' END, parked_key = NULL,
     due_at = CASE WHEN live.due_at > coalesce(%(now)s::timestamptz, now()) THEN live.due_at END
 FROM unnest(%(ids)s::text[], %(open)s::integer[]) AS waiting (id, n)
 WHERE live.id = waiting.id

@@ -164,6 +164,7 @@ class Revive:
         await forget_waits(connection, list(tasks), self._database.now)
         lanes = await self._lanes.find(connection, [task.lane for task in wanted])
         owners = await self._lock_owners(connection, tasks)
+        await connection.execute(_SQL["fair_tasks_exist"], {"ids": [task.id for task in wanted]})
         revived = await fetch_rows(
             connection,
             _Revived,

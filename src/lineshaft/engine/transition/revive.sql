@@ -1,3 +1,6 @@
+-- name: fair_tasks_exist
+SELECT lineshaft.fair_tasks_exist_1() WHERE EXISTS (SELECT FROM lineshaft.task WHERE task.id = ANY (%(ids)s::text[]) AND task.admission ? 'fair')
+
 -- name: revive_tasks
 -- Ended tasks → PENDING or READY: counters start at 0, the epoch continues, so that no earlier claim matches. An edge to a task that has
 -- completed in the meantime is satisfied; all others count. Guarded by the row locks that read_revivable holds.
@@ -12,7 +15,7 @@ ended AS (
 INSERT INTO lineshaft.task_live (
     id, dag_id, status, lane_id, priority, downstream, blocked, deadline, rank, rekey_at, ready_at, due_at, generation, lock_key, admission,
     lock_owner, heartbeat_sec, limit_sec, is_batch, is_gated, epoch, revivals, cost_usd, tokens_input, tokens_output, first_started_at,
-    awaited, expires, max_cost_usd, max_total_cost_usd, last_account
+    awaited, expires, max_cost_usd, max_total_cost_usd, last_account, parked
 )
 SELECT
     task.id, dag.id,
@@ -32,7 +35,7 @@ SELECT
     task.gates IS NOT NULL OR task.require_decision_report, ended.epoch, ended.revivals + 1,
     ended.cost_usd, ended.tokens_input, ended.tokens_output, ended.first_started_at,
     -- Perhaps: a dependent that was added after the task ended didn't mark it.
-    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd, ended.account
+    true, task.expire_at_deadline, task.max_cost_usd, task.max_total_cost_usd, ended.account, CASE WHEN task.admission ? 'fair' THEN 'fair' END
 FROM ended
 JOIN lineshaft.task ON task.id = ended.id
 JOIN lineshaft.lane ON lane.id = ended.lane_id
