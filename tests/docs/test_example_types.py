@@ -31,6 +31,7 @@ def pages(tmp_path: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.timeout(900)
 def test_mypy_strict_accepts_every_example(pages: list[Path], tmp_path: Path) -> None:
     complaints = []
     for page in pages:

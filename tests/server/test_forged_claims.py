@@ -22,6 +22,8 @@ WITHOUT_CLAIM = {
     *("POST /v1/work/claim", "POST /v1/work/maintain", "GET /v1/work/retries", "GET /v1/work/left-behind"),
     "POST /v1/tasks/{id}/claim",
 }
+#: Those that belong to other things than work.
+OTHERS = {"POST /v1/agents/{id}/heartbeat", "POST /v1/quotas/acquire", "POST /v1/quotas/settle"}
 #: A signal takes the claim token of the task's parent: test_waits.py.
 OF_THE_PARENT = "POST /v1/tasks/{id}/signals/{name}"
 
@@ -43,10 +45,17 @@ class Route:
     ) -> str:
         """The code of the refusal, LOST, or OK. `more` are fields for each place that takes the token."""
         agent_names = {"agent_id": agent["id"], "incarnation": agent["incarnation"]}
-        body = _filled(self.schema, self.example, {"claim_token": token, "id": task_id, **more}, agent_names)
+        body = _filled(
+            self.schema,
+            self.example,
+            {"claim_token": token, "id": task_id, "task_id": task_id, "reservation": None, **more},
+            agent_names,
+        )
         path = self.path.replace("/agents/{id}", f"/agents/{agent['id']}")
         path = path.replace("{id}", task_id).replace("{name}", "search")
         reply = await client.request(self.method, path, body)
+        if reply.status == 204:
+            return OK
         if reply.status not in {200, 201}:
             return reply.code
         found = reply.json
@@ -109,8 +118,7 @@ def test_every_route_of_work_takes_a_claim_token() -> None:
         if call["tags"] == ["work"]
     }
 
-    heartbeat = "POST /v1/agents/{id}/heartbeat"
-    assert {str(route) for route in ROUTES} == (of_work - WITHOUT_CLAIM - {OF_THE_PARENT}) | {heartbeat}
+    assert {str(route) for route in ROUTES} == (of_work - WITHOUT_CLAIM - {OF_THE_PARENT}) | OTHERS
     assert of_work >= WITHOUT_CLAIM
 
 

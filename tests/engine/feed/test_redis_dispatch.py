@@ -134,6 +134,11 @@ def heard(listener: psycopg.Connection) -> list[str]:
     return [each.payload for each in listener.notifies(timeout=0)]
 
 
+def next_heard(listener: psycopg.Connection) -> list[str]:
+    """The next notification: another process has heard it already."""
+    return [each.payload for each in listener.notifies(timeout=LONG, stop_after=1)]
+
+
 @pytest.fixture
 def listener(connection: psycopg.Connection) -> psycopg.Connection:
     connection.execute("LISTEN task_ready")
@@ -173,7 +178,7 @@ async def test_the_first_task_of_a_lane_is_announced_to_everybody(
 
         assert await wait
         lane = next(iter(next(iter(other.directory._interests)).lanes))
-        assert heard(listener) == [str(lane)]
+        assert next_heard(listener) == [str(lane)]
 
 
 async def test_a_process_without_redis_hears_of_every_task(dsn: str, shared: Valkey, lane: int) -> None:
@@ -205,7 +210,7 @@ async def test_what_is_for_others_wakes_nobody_with_redis(
         assert await without
         await asyncio.wait(waits, timeout=LONG, return_when=asyncio.FIRST_COMPLETED)
 
-        assert heard(listener) == [f"+{lane}"]
+        assert next_heard(listener) == [f"+{lane}"]
         # Notifications arrive in order: this one comes after it.
         listener.execute("SELECT pg_notify('task_ready', '999999')")
         await until(lambda: all(999999 in each.wakeups._remembered for each in (one, two)))

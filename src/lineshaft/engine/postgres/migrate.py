@@ -346,13 +346,21 @@ def _apply(
     """Take the lock and apply a migration; False if another process got there first."""
     deadline = time.monotonic() + wait_sec
     while True:
-        with connection.transaction():
-            if _value(connection, "try_lock"):
-                if _next_pending(_compare(connection, migrations), migrations) is not migration:
-                    return False
-                on_start(migration)
-                _run(dsn, connection, migration)
-                return True
+        try:
+            with connection.transaction():
+                if _value(connection, "try_lock"):
+                    if _next_pending(_compare(connection, migrations), migrations) is not migration:
+                        return False
+                    on_start(migration)
+                    _run(dsn, connection, migration)
+                    return True
+        except MigrationError as error:
+            # With processes that work on the tables: PostgreSQL has rolled back one of them.
+            if (
+                not isinstance(error.__cause__, psycopg.errors.DeadlockDetected)
+                or time.monotonic() > deadline
+            ):
+                raise
         if time.monotonic() > deadline:
             raise MigrationError(
                 f"Another process has been migrating this database for {wait_sec:.0f} s. Look for its "

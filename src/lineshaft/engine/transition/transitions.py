@@ -62,7 +62,8 @@ class Transitions:
             effects = self.effects()
             if childless := [name for name in batches if name not in children]:
                 results |= await self._expansion.expand(connection, effects, childless)
-            for task in (await self.locks.lock(connection, list(children))).values():
+            ended = [name for name in batches if name not in results]
+            for task in (await self.locks.lock(connection, ended)).values():
                 results[task.id] = _end_batch(effects, task, children[task.id])
             batches = await effects.write(connection)
         return results
