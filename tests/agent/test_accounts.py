@@ -225,7 +225,7 @@ async def test_thirty_tasks_on_two_accounts_that_close_for_five_hours(
     assert len(ACCOUNTS) <= rushed <= 3 * len(ACCOUNTS) * SLOTS < TASKS
     live = connection.execute("SELECT attempts, rate_limits, due_at FROM lineshaft.task_live").fetchall()
     assert [row[:2] for row in live] == [(0, 0)] * TASKS
-    # Those for which another account seemed to be open are claimable, but by nobody.
+    # Those for which another account seemed to be open are claimable, but no agent may claim them.
     later = [row[2] for row in live if row[2] is not None and row[2] > datetime.now(UTC)]
     assert all(min(abs(due - end) for end in ends.values()) < timedelta(milliseconds=1) for due in later)
 

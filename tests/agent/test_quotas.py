@@ -192,7 +192,7 @@ async def test_more_than_the_quota_allows_is_an_error_of_the_handler(shaft: Line
 async def test_a_lost_claim_neither_acquires_nor_settles(
     shaft: Lineshaft, connection: psycopg.Connection
 ) -> None:
-    """The handler ends; what it has reserved counts in full, and its next attempt reserves anew."""
+    """The handler ends; what it has reserved counts in full, and its next attempt reserves again."""
     await limit(shaft, 1000)
     agent = Agent("a")
     runs: list[int] = []
